@@ -1,0 +1,88 @@
+/* memory.c - the library's heap, with a counter and a failure point for tests. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/base.h"
+
+static _Atomic uint64_t alloc_count;
+static _Atomic uint64_t alloc_fail_at; /* absolute count at which to fail; 0 = never */
+
+void tide_alloc_fail_at(uint64_t n)
+{
+    alloc_fail_at = n ? alloc_count + n : 0;
+}
+
+uint64_t tide_alloc_count(void)
+{
+    return alloc_count;
+}
+
+static bool may_allocate(size_t count, size_t bytes)
+{
+    uint64_t n = ++alloc_count;
+    size_t total;
+    if (__builtin_mul_overflow(count, bytes, &total) || total > (size_t)INT64_MAX) {
+        tide_fail(TIDE_ERR_MEMORY, "cannot allocate %zu x %zu bytes: the size overflows", count, bytes);
+        return false;
+    }
+    if (alloc_fail_at == n) {
+        tide_fail(TIDE_ERR_MEMORY, "cannot allocate %zu bytes: failure injected", total);
+        return false;
+    }
+    return true;
+}
+
+void *tide_calloc(size_t count, size_t bytes)
+{
+    void *p;
+    if (!may_allocate(count, bytes))
+        return NULL;
+    p = calloc(count ? count : 1, bytes ? bytes : 1);
+    if (!p)
+        tide_fail(TIDE_ERR_MEMORY, "cannot allocate %zu bytes", count * bytes);
+    return p;
+}
+
+void *tide_realloc(void *old, size_t count, size_t bytes)
+{
+    void *p;
+    size_t total = count * bytes;
+    if (!may_allocate(count, bytes))
+        return NULL;
+    p = realloc(old, total > 0 ? total : 1);
+    if (!p)
+        tide_fail(TIDE_ERR_MEMORY, "cannot allocate %zu bytes", count * bytes);
+    return p;
+}
+
+void tide_free(void *pointer)
+{
+    free(pointer);
+}
+
+char *tide_strdup(const char *text)
+{
+    size_t n = text ? strlen(text) : 0;
+    char *copy = tide_calloc(n + 1, 1);
+    if (copy && n)
+        memcpy(copy, text, n);
+    return copy;
+}
+
+int tide_grow(void *items, uint32_t *capacity, uint64_t need, size_t bytes)
+{
+    void *old, *fresh;
+    uint64_t want;
+    if (need <= *capacity)
+        return TIDE_OK;
+    want = tide_max_u64(need, tide_max_u64(16, (uint64_t)*capacity * 2));
+    if (want > UINT32_MAX)
+        return tide_fail(TIDE_ERR_MEMORY, "cannot grow a list to %llu items", (unsigned long long)want);
+    memcpy(&old, items, sizeof old);
+    fresh = tide_realloc(old, want, bytes);
+    if (!fresh)
+        return TIDE_ERR_MEMORY;
+    memcpy(items, &fresh, sizeof fresh);
+    *capacity = (uint32_t)want;
+    return TIDE_OK;
+}

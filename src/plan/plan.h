@@ -1,0 +1,122 @@
+/*
+ * plan.h - everything that is decided before a byte moves. Pure functions: no I/O, no device, no clock.
+ */
+#ifndef TIDE_PLAN_H
+#define TIDE_PLAN_H
+
+#include "geometry/geometry.h"
+
+/* ---- memory map: the same on every rank -------------------------------------------------- */
+
+enum plan_region {
+    REGION_LANDING,  /* banks: slots (ring slots first, then private landings) */
+    REGION_RESIDENT, /* one bank; group offsets in plan_group.resident */
+    REGION_STAGE,    /* one bank; slot i of group g at (i - (cast ? 0 : 1)) * S_g */
+    REGION_STAGING,  /* banks: n_stg slots */
+    REGION_OUTBOX,   /* banks: 2 (call parity); block J at J * block_stride */
+    REGION_SPARE,    /* banks: 2; pass q at q * block_stride */
+    REGION_INBOX,    /* banks: n_par generations; block s at s * block_stride */
+    REGION_COUNT
+};
+const char *plan_region_name(int region);
+
+typedef struct plan_bank { uint64_t offset, bytes; } plan_bank; /* offset within the region */
+typedef struct plan_map {
+    struct {
+        uint64_t bytes; /* all banks */
+        uint32_t n_banks;
+        plan_bank *banks;
+    } region[REGION_COUNT];
+    uint64_t block_stride; /* bytes of an outbox, spare or inbox block: max over groups of rows * E_part * 4, aligned */
+} plan_map;
+
+/* ---- reduce-scatter numbers, lane-wide ------------------------------------------------------ */
+
+typedef struct plan_round { uint32_t first, count; } plan_round; /* contributors c = first .. first+count-1 */
+typedef struct plan_wave {
+    uint32_t first, count;        /* contributors 1..M; the own node is c = M */
+    uint32_t first_round, n_rounds; /* into plan_rs.rounds; own-only waves have none */
+} plan_wave;
+typedef struct plan_rs {
+    uint32_t nodes, local, w_wave, k, n_par, n_part, n_out;
+    uint32_t n_waves, n_rounds; /* a pass */
+    plan_wave *waves;
+    plan_round *rounds;
+    uint32_t n_blocks; /* D = n_part * (M - 1) */
+} plan_rs;
+
+/* Waves and rounds for (M, L, W_wave, k); TIDE_ERR_UNSUPPORTED when two contributors of a wave meet in one block
+ * (names wave and contributors). k is clamped to max(1, M - 1). n_par, n_part, n_out already resolved. */
+int plan_rs_init(plan_rs *rs, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t k, uint32_t n_par,
+                 uint32_t n_part, uint32_t n_out);
+void plan_rs_clear(plan_rs *rs);
+/* cbar: contributor c's rotation; local rank that holds contributor c's partial of sub-slice s, and its inverse. */
+static inline uint32_t plan_cbar(uint32_t nodes, uint32_t c) { return c % nodes; }
+static inline uint32_t plan_holder(uint32_t local, uint32_t s, uint32_t cbar) { return (s + local - cbar % local) % local; }
+static inline uint32_t plan_subslice(uint32_t local, uint32_t j, uint32_t cbar) { return (j + cbar) % local; }
+/* Bit s set: wave w (of a pass) writes inbox block s on local rank j. At most 64 blocks. */
+uint64_t plan_rs_wave_mask(const plan_rs *rs, uint32_t wave, uint32_t j);
+/* Blocks to zero before wave g (= pass * n_waves + w, of a call) lands on local rank j: written by the previous wave on its
+ * generation (of this call or of the one before) and not by this one. */
+uint64_t plan_rs_stale_mask(const plan_rs *rs, uint32_t g, uint32_t j);
+/* max over consecutive rounds of k_i + k_{i-1}, over the rounds of all passes in order (paper 5.3, equation 9). */
+uint32_t plan_rs_partial_outbox(const plan_rs *rs);
+
+/* Element ranges of one group (or subset) on the packed output: sub-slice s, pass q.
+ * M = 1: one sub-slice, one pass, the whole packed shard. */
+typedef struct plan_cut {
+    uint64_t elements; /* E */
+    uint64_t sub;      /* E_sub: vector-aligned capacity of a sub-slice */
+    uint64_t part;     /* E_part: vector-aligned capacity of one pass's part of a sub-slice */
+    uint64_t chunk;    /* elements a row of a staging chunk; >= 1, <= max(part, 1) */
+    uint32_t n_chunks; /* chunks a block: ceil(part / chunk); 0 when E = 0 */
+    uint32_t rows;     /* destination rows of a block: L, or 1 when M = 1 */
+} plan_cut;
+#define PLAN_VECTOR 4u /* elements: sub-slices, parts and chunks are multiples of 16 bytes of fp32 */
+void plan_cut_init(plan_cut *cut, uint32_t nodes, uint32_t local, uint32_t n_part, uint64_t elements, uint64_t chunk);
+/* Range [begin, end) of packed elements of sub-slice s, pass q; empty when past E. */
+void plan_cut_range(const plan_cut *cut, uint32_t s, uint32_t q, uint64_t *begin, uint64_t *end);
+
+/* ---- all-gather rounds ------------------------------------------------------------------------ */
+
+typedef struct plan_ag_round {
+    uint32_t distance; /* 2^d: node n sends to n - 2^d and receives from n + 2^d */
+    uint32_t count;    /* c_d = min(2^d, M - 2^d) slots */
+} plan_ag_round;
+/* Rounds for M nodes (paper 3.1); out has room for 11. Returns ceil(log2 M). */
+uint32_t plan_ag_rounds(uint32_t nodes, plan_ag_round out[11]);
+
+/* ---- the plan ------------------------------------------------------------------------------------ */
+
+typedef struct plan_group {
+    geo_group geo;
+    uint32_t slot;     /* landing bank */
+    uint64_t resident; /* byte offset of the group's shards in REGION_RESIDENT; parameter p at + offset_p * item */
+    bool stage_cast;   /* slot 0 of the stage holds the own shard: input is an argument and M > 1 */
+    plan_cut cut;      /* of the full group */
+} plan_group;
+
+struct tide_plan {
+    tide_topology topology;
+    tide_options options; /* resolved */
+    uint32_t n_groups;
+    plan_group *groups;
+    uint32_t n_slots; /* landing banks */
+    plan_rs rs;       /* lane-wide; for M = 1: no waves */
+    plan_map map;
+    uint64_t digest;
+};
+
+/* Bytes of the counters and rail words of one rank, and the number of local resources. */
+enum { RESOURCE_STAGING = 0, RESOURCE_INBOX = 1, RESOURCE_SLOT0 = 2 }; /* slot q: RESOURCE_SLOT0 + q */
+
+/* Solver (paper App. G, equations 13-14). Rates in bytes a second, time in seconds. */
+typedef struct plan_rates { double bw_nic, bw_sum, bw_land, bw_cap, t_round; } plan_rates;
+extern const plan_rates plan_rates_paper;
+typedef struct plan_choice { uint32_t k, c_sum, c_land; } plan_choice;
+void plan_solve(const plan_rates *rates, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t n_part,
+                uint64_t s32_bytes, uint32_t grad_item, plan_choice *out);
+/* Closed-form bound of the paper's 5.4 in S32 blocks: 4 n_stg + 8 n_par + 2 n_out + 2 (L = 8, bf16). */
+uint64_t plan_area_bound(uint32_t n_stg, uint32_t n_par, uint32_t n_out);
+
+#endif
