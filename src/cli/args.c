@@ -1,0 +1,274 @@
+/* args.c - one table of flags, one parser, errors of exactly one line. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+enum flag_kind { FLAG_BOOL, FLAG_NUMBER, FLAG_BYTES, FLAG_TEXT };
+
+typedef struct flag {
+    const char *name;
+    char letter; /* nccl-tests' short form, or 0 */
+    uint8_t kind;
+    uint32_t commands;
+    size_t offset; /* in cli: bool, int64_t or const char * */
+    int64_t lo, hi;
+    const char *value, *help;
+} flag;
+
+#define AT(field) offsetof(cli, field)
+static const flag flags[] = {
+    {"nodes", 0, FLAG_NUMBER, CMD_SHAPED, AT(nodes), 1, TIDE_MAX_NODES, "M", "nodes (default 1)"},
+    {"local", 0, FLAG_NUMBER, CMD_SHAPED, AT(local), 1, TIDE_MAX_LOCAL, "L", "ranks a node (default 4)"},
+    {"model", 0, FLAG_TEXT, CMD_SHAPED, AT(model), 0, 0, "NAME", "one block of a model; `tide info --models` lists them"},
+    {"shapes", 0, FLAG_TEXT, CMD_SHAPED, AT(shapes), 0, 0, "FILE",
+     "a line a parameter: name dtype d0 d1 ... [shard=d]; # starts a comment; - reads standard input"},
+    {"dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(dtype), 0, 0, "T", "of the unsharded parameters of a model (default bf16)"},
+    {"shard-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(shard_dtype), 0, 0, "T", "of the shards (default: as gathered; else cast)"},
+    {"grad-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(grad_dtype), 0, 0, "T",
+     "of the gradients, or none (default: as gathered; opaque: none)"},
+    {"input", 0, FLAG_TEXT, CMD_SHAPED, AT(input), 0, 0, "adopted|argument",
+     "shards in the arena, or passed to each call (default: adopted without a cast)"},
+    {"landing", 0, FLAG_TEXT, CMD_SHAPED, AT(landing), 0, 0, "ring|private", "where parameters land (default ring)"},
+    {"groups", 0, FLAG_NUMBER, CMD_PLAN | CMD_CHECK, AT(groups), 1, 64, "G", "equal groups of these shapes (default 1)"},
+    {"rank", 0, FLAG_NUMBER, CMD_PLAN, AT(rank), 0, TIDE_MAX_NODES *TIDE_MAX_LOCAL - 1, "R",
+     "whose memory and ops to print (default 0)"},
+    {"ops", 0, FLAG_BOOL, CMD_PLAN, AT(ops), 0, 0, NULL, "print the op lists of that rank too"},
+    {"threads", 0, FLAG_BOOL, CMD_RUNS, AT(threads), 0, 0, NULL, "ranks are threads of this process (default)"},
+    {"procs", 0, FLAG_BOOL, CMD_RUNS, AT(procs), 0, 0, NULL, "ranks are processes"},
+    {"seed", 0, FLAG_NUMBER, CMD_CHECK, AT(seed), 0, INT64_MAX, "S", "of the first configuration (default 1)"},
+    {"calls", 0, FLAG_NUMBER, CMD_CHECK, AT(calls), 1, 1000000000, "T", "collectives to run (default 1000)"},
+    {"minbytes", 'b', FLAG_BYTES, CMD_BENCH, AT(min_bytes), 1, INT64_C(1) << 40, "BYTES", "smallest size (default 256K)"},
+    {"maxbytes", 'e', FLAG_BYTES, CMD_BENCH, AT(max_bytes), 1, INT64_C(1) << 40, "BYTES", "largest size (default 64M)"},
+    {"stepfactor", 'f', FLAG_NUMBER, CMD_BENCH, AT(factor), 2, 1024, "F", "size ratio of neighbouring rows (default 2)"},
+    {"iters", 'n', FLAG_NUMBER, CMD_BENCH, AT(iters), 1, 1000000, "N", "timed calls a row (default 20)"},
+    {"warmup_iters", 'w', FLAG_NUMBER, CMD_BENCH, AT(warmup), 0, 1000000, "N", "calls before them (default 5)"},
+    {"check", 'c', FLAG_NUMBER, CMD_BENCH, AT(check), 0, 1, "0|1", "compare the last call with the oracle (default 1)"},
+    {"params", 0, FLAG_NUMBER, CMD_BENCH, AT(params), 1, TIDE_MAX_PARAMS, "P",
+     "equal parameters that make up a size (default 8)"},
+    {"models", 0, FLAG_BOOL, CMD_INFO, AT(models), 0, 0, NULL, "list the models and their parameters"},
+    {"json", 0, FLAG_BOOL, CMD_SHAPED | CMD_INFO, AT(json), 0, 0, NULL, "one JSON object on standard output"},
+    {"help", 'h', FLAG_BOOL, UINT32_MAX, AT(help), 0, 0, NULL, "describe the command"},
+};
+enum { N_FLAGS = sizeof flags / sizeof flags[0] };
+
+int cli_fail(const cli *c, const char *format, ...)
+{
+    char line[1024];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    for (char *p = line; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+    if (c->command)
+        fprintf(stderr, "tide %s: %s\n", c->command->name, line);
+    else
+        fprintf(stderr, "tide: %s\n", line);
+    return CLI_BAD;
+}
+
+int cli_fail_library(const cli *c)
+{
+    return cli_fail(c, "%s", tide_last_error());
+}
+
+bool cli_number(const char *text, bool sizes, int64_t *out)
+{
+    char *end;
+    long long value;
+    int64_t unit = 1;
+
+    if (*text == '\0' || strspn(text, "-0123456789") == 0)
+        return false;
+    errno = 0;
+    value = strtoll(text, &end, 10);
+    if (errno || end == text)
+        return false;
+    if (sizes && *end) {
+        unit = *end == 'K' ? INT64_C(1) << 10 : *end == 'M' ? INT64_C(1) << 20 : *end == 'G' ? INT64_C(1) << 30 : 0;
+        end++;
+    }
+    return *end == '\0' && unit && !__builtin_mul_overflow((int64_t)value, unit, out);
+}
+
+void cli_knob_flag(const char *knob, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "%s", knob);
+    for (char *p = out; *p; p++)
+        if (*p == '_')
+            *p = '-';
+}
+
+static int set_knob(cli *c, size_t index, const tide_knob_info *knob, const char *name, const char *value)
+{
+    int64_t number = TIDE_AUTO;
+    const char *expected = knob->dflt == TIDE_AUTO ? "auto or in" : "in";
+
+    if (strcmp(value, "auto") != 0 || knob->dflt != TIDE_AUTO) {
+        if (!cli_number(value, true, &number))
+            return cli_fail(c, "--%s: '%s' is not a whole number", name, value);
+        if (number < knob->minimum || number > knob->maximum)
+            return cli_fail(c, "--%s: %s is not %s %lld..%lld", name, value, expected, (long long)knob->minimum,
+                            (long long)knob->maximum);
+    }
+    if (tide_options_set(&c->options, knob->name, number) != TIDE_OK)
+        return cli_fail_library(c);
+    c->knob_given[index] = true;
+    return CLI_OK;
+}
+
+static int set_flag(cli *c, const flag *f, const char *value)
+{
+    char *at = (char *)c + f->offset;
+
+    switch (f->kind) {
+    case FLAG_BOOL:
+        *(bool *)at = true;
+        return CLI_OK;
+    case FLAG_TEXT:
+        memcpy(at, &value, sizeof value);
+        return CLI_OK;
+    default: {
+        int64_t number;
+        if (!cli_number(value, f->kind == FLAG_BYTES, &number))
+            return cli_fail(c, "--%s: '%s' is not a whole number", f->name, value);
+        if (number < f->lo || number > f->hi)
+            return cli_fail(c, "--%s: %s is not in %lld..%lld", f->name, value, (long long)f->lo, (long long)f->hi);
+        memcpy(at, &number, sizeof number);
+        return CLI_OK;
+    }
+    }
+}
+
+static const flag *find_flag(const cli *c, const char *name, size_t length, bool letter)
+{
+    for (size_t i = 0; i < N_FLAGS; i++) {
+        if (!(flags[i].commands & c->command->bit))
+            continue;
+        if (letter ? length == 1 && flags[i].letter == *name
+                   : strlen(flags[i].name) == length && strncmp(flags[i].name, name, length) == 0)
+            return &flags[i];
+    }
+    return NULL;
+}
+
+/* Index of the knob with that flag spelling, or -1; commands without groups have no knobs. */
+static int find_knob(const cli *c, const char *name, size_t length, tide_knob_info *knob)
+{
+    char spelling[64];
+
+    if (!(c->command->bit & CMD_SHAPED))
+        return -1;
+    for (size_t i = 0; i < CLI_MAX_KNOBS && tide_knob_describe(i, knob) == TIDE_OK; i++) {
+        cli_knob_flag(knob->name, spelling, sizeof spelling);
+        if (strlen(spelling) == length && strncmp(spelling, name, length) == 0)
+            return (int)i;
+    }
+    return -1;
+}
+
+/* One word that begins with '-'; takes the next word as its value when it needs one. */
+static int parse_flag(cli *c, int argc, char **argv, int *i)
+{
+    const char *word = argv[*i], *value;
+    char spelling[64];
+    bool letter = word[1] != '-';
+    const char *name = word + (letter ? 1 : 2), *equals = strchr(name, '=');
+    size_t length = equals ? (size_t)(equals - name) : strlen(name);
+    tide_knob_info knob;
+    const flag *f = find_flag(c, name, length, letter);
+    int index = f || letter ? -1 : find_knob(c, name, length, &knob);
+
+    if (!f && index < 0)
+        return cli_fail(c, "%.*s: no such flag; see tide help %s", (int)(name - word + (ptrdiff_t)length), word,
+                        c->command->name);
+    if (f && f->kind == FLAG_BOOL) {
+        if (equals)
+            return cli_fail(c, "--%s: takes no value", f->name);
+        return set_flag(c, f, NULL);
+    }
+    if (equals) {
+        value = equals + 1;
+    } else {
+        if (*i + 1 >= argc)
+            return cli_fail(c, "%s: needs a value", word);
+        value = argv[++*i];
+    }
+    if (f)
+        return set_flag(c, f, value);
+    snprintf(spelling, sizeof spelling, "%.*s", (int)length, name);
+    return set_knob(c, (size_t)index, &knob, spelling, value);
+}
+
+int cli_parse(cli *c, int argc, char **argv)
+{
+    const tide_options defaults = TIDE_OPTIONS_INIT;
+
+    memset(c, 0, sizeof *c);
+    c->options = defaults;
+    c->groups = 1;
+    c->seed = 1;
+    c->calls = 1000;
+    c->min_bytes = INT64_C(256) << 10;
+    c->max_bytes = INT64_C(64) << 20;
+    c->factor = 2;
+    c->iters = 20;
+    c->warmup = 5;
+    c->check = 1;
+    c->params = 8;
+    if (argc < 1)
+        return cli_fail(c, "no command; try tide help");
+    c->command = cli_find_command(strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0 ? "help" : argv[0]);
+    if (!c->command)
+        return cli_fail(c, "'%s': no such command; try tide help", argv[0]);
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] == '-' && argv[i][1]) {
+            int code = parse_flag(c, argc, argv, &i);
+            if (code != CLI_OK)
+                return code;
+        } else if (c->command->operands[0] && !c->operand) {
+            c->operand = argv[i];
+        } else {
+            return cli_fail(c, "'%s': unexpected argument", argv[i]);
+        }
+    }
+    if (c->threads && c->procs)
+        return cli_fail(c, "--procs: excludes --threads");
+    if (c->model && c->shapes)
+        return cli_fail(c, "--shapes: excludes --model");
+    return CLI_OK;
+}
+
+void cli_print_flags(FILE *f, uint32_t command_bit)
+{
+    char left[64], spelling[48];
+    tide_knob_info knob;
+
+    for (size_t i = 0; i < N_FLAGS; i++) {
+        int n;
+        if (!(flags[i].commands & command_bit))
+            continue;
+        n = flags[i].letter ? snprintf(left, sizeof left, "-%c, --%s", flags[i].letter, flags[i].name)
+                            : snprintf(left, sizeof left, "--%s", flags[i].name);
+        if (flags[i].value)
+            snprintf(left + n, sizeof left - (size_t)n, " %s", flags[i].value);
+        fprintf(f, "  %-26s %s\n", left, flags[i].help);
+    }
+    if (!(command_bit & CMD_SHAPED))
+        return;
+    fprintf(f, "\nknobs\n");
+    for (size_t i = 0; tide_knob_describe(i, &knob) == TIDE_OK; i++) {
+        cli_knob_flag(knob.name, spelling, sizeof spelling);
+        snprintf(left, sizeof left, "--%s %lld..%lld", spelling, (long long)knob.minimum, (long long)knob.maximum);
+        fprintf(f, "  %-26s %s", left, knob.help);
+        if (knob.dflt == TIDE_AUTO)
+            fprintf(f, " [auto]\n");
+        else
+            fprintf(f, " [%lld]\n", (long long)knob.dflt);
+    }
+}
