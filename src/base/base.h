@@ -25,9 +25,10 @@ void *tide_calloc(size_t count, size_t bytes);
 void *tide_realloc(void *old, size_t count, size_t bytes); /* new memory is not zeroed */
 void tide_free(void *pointer);                             /* NULL is fine */
 char *tide_strdup(const char *text);                       /* NULL in: "" out; NULL when out of memory */
-/* Tests only: fail the n-th allocation from now (1 = next; 0 = never); number made so far. */
+/* Tests only: fail the n-th allocation from now (1 = next; 0 = never); number made so far; number not yet freed. */
 void tide_alloc_fail_at(uint64_t n);
 uint64_t tide_alloc_count(void);
+uint64_t tide_alloc_live(void);
 
 /* Checked arithmetic on sizes: false on overflow, *out untouched. */
 static inline bool tide_mul(uint64_t a, uint64_t b, uint64_t *out)

@@ -6,6 +6,7 @@
 
 static _Atomic uint64_t alloc_count;
 static _Atomic uint64_t alloc_fail_at; /* absolute count at which to fail; 0 = never */
+static _Atomic uint64_t alloc_live;
 
 void tide_alloc_fail_at(uint64_t n)
 {
@@ -15,6 +16,11 @@ void tide_alloc_fail_at(uint64_t n)
 uint64_t tide_alloc_count(void)
 {
     return alloc_count;
+}
+
+uint64_t tide_alloc_live(void)
+{
+    return alloc_live;
 }
 
 static bool may_allocate(size_t count, size_t bytes)
@@ -40,6 +46,8 @@ void *tide_calloc(size_t count, size_t bytes)
     p = calloc(count ? count : 1, bytes ? bytes : 1);
     if (!p)
         tide_fail(TIDE_ERR_MEMORY, "cannot allocate %zu bytes", count * bytes);
+    else
+        alloc_live++;
     return p;
 }
 
@@ -52,11 +60,15 @@ void *tide_realloc(void *old, size_t count, size_t bytes)
     p = realloc(old, total > 0 ? total : 1);
     if (!p)
         tide_fail(TIDE_ERR_MEMORY, "cannot allocate %zu bytes", count * bytes);
+    else if (!old)
+        alloc_live++;
     return p;
 }
 
 void tide_free(void *pointer)
 {
+    if (pointer)
+        alloc_live--;
     free(pointer);
 }
 
