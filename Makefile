@@ -16,9 +16,12 @@ CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/%.o)
 UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/unit/test_*.c)))
+# ONLY="engine comm": unit tests whose names contain one of the words.
+UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c)))
 
-.PHONY: all lib cli unit clean
+.PHONY: all lib cli units unit test venv deps clean
+export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
 cli: $(BUILD)/tide
@@ -42,8 +45,18 @@ $(BUILD)/tide: $(CLI_OBJ) $(BUILD)/libtide.a
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(SUPPORT) $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SAN) -o $@ $^ -lcmocka $(LDLIBS)
-unit: $(UNIT)
-	@for t in $(UNIT); do echo "== $$t"; $$t || exit 1; done
+units: $(UNIT)
+unit: $(UNIT_RUN)
+	@for t in $(UNIT_RUN); do echo "== $$t"; $$t || exit 1; done
+
+# Everything, with the compilers and sanitizers that are here: scripts/test.sh says what it skips. PYTHON=... picks the interpreter.
+test:
+	@sh scripts/test.sh
+# A Python with torch and the test packages; .venv when PYTHON has them not.
+venv:
+	@sh scripts/python.sh
+deps: lib $(if $(CLI_SRC),cli)
+	@python3 scripts/check_deps.py $(BUILD)
 
 .SECONDARY:
 clean:

@@ -1,0 +1,79 @@
+#!/bin/sh
+# test.sh - all that `make test` does, in the order in which it is cheapest to fail.
+#
+# Environment: CC, PYTHON, MAKE, JOBS. Ends at the first failing section with its exit code.
+set -eu
+cd "$(dirname -- "$0")/.."
+make=${MAKE:-make}
+jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
+unset MAKEFLAGS MFLAGS MAKELEVEL
+quiet="-s -j$jobs"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+started=$(date +%s)
+skipped=
+
+heading() { printf '\n==== %s (%ss)\n' "$1" $(($(date +%s) - started)); }
+skip() { printf '\n==== skipped: %s: %s\n' "$1" "$2"; skipped="$skipped
+  $1: $2"; }
+# Compiles and runs a small program with threads under the given compiler and flags.
+works() {
+    printf '#include <pthread.h>\nstatic void *f(void *p) { return p; }\nint main(void) { pthread_t t; return pthread_create(&t, 0, f, 0) || pthread_join(t, 0); }\n' >"$scratch/t.c"
+    "$@" -pthread -o "$scratch/t" "$scratch/t.c" >/dev/null 2>&1 && "$scratch/t" >/dev/null 2>&1
+}
+
+heading "set-up"
+compilers=
+for cc in gcc clang; do
+    if ! command -v $cc >/dev/null; then skip $cc "not installed"
+    elif ! works $cc; then skip $cc "cannot compile and run a program with threads"
+    else compilers="$compilers $cc"; echo "$cc: $($cc --version | head -n 1)"
+    fi
+done
+[ -n "$compilers" ] || { echo "test.sh: neither gcc nor clang works here" >&2; exit 1; }
+set -- $compilers
+first=$1
+printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\nint main(void) { return 0; }\n' >"$scratch/c.c"
+$first -o "$scratch/c" "$scratch/c.c" -lcmocka >/dev/null 2>&1 || {
+    echo "test.sh: cmocka is missing: install libcmocka-dev (Debian, Ubuntu), libcmocka-devel (Fedora) or cmocka (Arch, Homebrew)" >&2
+    exit 1
+}
+python=$(PYTHON=${PYTHON:-python3} sh scripts/python.sh)
+echo "python: $python, $("$python" -c 'import sys, torch; print(sys.version.split()[0] + ", torch " + torch.__version__)')"
+
+for cc in $compilers; do
+    build=build; [ $cc = "$first" ] || build=build-$cc
+    heading "$cc: build with -Wall -Wextra -Wpedantic -Werror"
+    $make $quiet CC=$cc BUILD=$build all units
+    heading "$cc: unit tests"
+    $make -s CC=$cc BUILD=$build unit
+done
+
+# A sanitizer runs with the first compiler whose run-time library works here.
+sanitized() { # name, build folder, flags, what to run...
+    name=$1 build=$2 flags=$3; shift 3
+    for cc in $compilers; do
+        if works $cc -g $flags; then
+            heading "$cc, $name: build"
+            $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" all units
+            heading "$cc, $name: tests"
+            $make -s CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" unit "$@"
+            return
+        fi
+    done
+    skip "$name" "no compiler here links and runs with $flags"
+}
+export ASAN_OPTIONS=abort_on_error=0:detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all"
+sanitized "TSan" build-tsan "-fsanitize=thread" ONLY="engine fabric comm host rail bootstrap"
+
+heading "dependency directions"
+python3 scripts/check_deps.py build || exit 1
+
+heading "pytest"
+suites=; for d in tests/cli tests/python; do [ -d $d ] && suites="$suites $d"; done
+TIDE_BUILD=$PWD/build PYTHONPATH=$PWD/python "$python" -m pytest -q -x --tb=short $suites
+
+heading "done"
+[ -z "$skipped" ] || printf 'skipped:%s\n' "$skipped"
+echo "test: ok"
