@@ -96,6 +96,7 @@ typedef struct plan_group {
     plan_cut cut;      /* of the full group */
 } plan_group;
 
+#define TIDE_MAX_GROUPS 65000 /* banks and resources of slots are 16-bit numbers in the op list */
 struct tide_plan {
     tide_topology topology;
     tide_options options; /* resolved */
@@ -107,8 +108,17 @@ struct tide_plan {
     uint64_t digest;
 };
 
-/* Bytes of the counters and rail words of one rank, and the number of local resources. */
+/* Local resources, each with two counter words a poster. */
 enum { RESOURCE_STAGING = 0, RESOURCE_INBOX = 1, RESOURCE_SLOT0 = 2 }; /* slot q: RESOURCE_SLOT0 + q */
+
+/* Counters and rail words of one rank. A local word has a cache line of its own; a rail word counts the signals that arrived and
+ * those consumed, for each lane, peer node, context and signal index. */
+enum { PLAN_WORD_LINE = 64, PLAN_RAIL_LANES = 2, PLAN_RAIL_CONTEXTS = 16, PLAN_RAIL_SIGNALS = 4, PLAN_RAIL_WORD = 16 };
+uint64_t plan_control_bytes(uint32_t nodes, uint32_t local, uint32_t n_slots);
+
+/* Memory map and tide_plan_bytes of a plan whose groups, options and rs are set. Names what exceeds 2^63 bytes. */
+int plan_map_init(tide_plan *plan);
+void plan_map_clear(plan_map *map);
 
 /* Solver (paper App. G, equations 13-14). Rates in bytes a second, time in seconds. */
 typedef struct plan_rates { double bw_nic, bw_sum, bw_land, bw_cap, t_round; } plan_rates;
