@@ -181,6 +181,17 @@ int schedule_segment(schedule *s, const op_segment *segment);
 int schedule_put(schedule *s, const op_put *put);
 int schedule_post(schedule *s, int32_t rank, uint16_t ctx, uint16_t sig, uint32_t count);
 int schedule_set_step(schedule *s, uint32_t resource, uint64_t step); /* adds to the resource's step */
+/* A transfer spread over the rail's contexts, and the signals it will be known by: sender and receiver call these with the same
+ * sig, n_ctx and bytes. schedule_stripes: how many puts and signals; context i carries stripe i; none for 0 bytes. The await merges
+ * signals of one (peer, ctx, sig) within its WAIT. */
+#define SCHEDULE_STRIPE_BYTES 65536u /* a stripe is not smaller than this unless it is the only one */
+#define SCHEDULE_STRIPE_ALIGN 256u
+uint32_t schedule_stripes(uint64_t bytes, uint32_t n_ctx);
+int schedule_put_striped(schedule *s, int32_t peer, uint16_t sig, uint32_t n_ctx, const op_addr *src, const op_addr *dst,
+                         uint64_t bytes);
+int schedule_await_striped(schedule *s, int32_t peer, uint16_t sig, uint32_t n_ctx, uint64_t bytes);
+/* The tag of a call: equal on all ranks that run the same call of equal plans. present: NULL for all. */
+uint64_t schedule_tag(const tide_plan *plan, int kind, uint32_t group, const uint8_t *present, int grad_dtype);
 
 /* Digest over the canonical little-endian ops and items; the fabric is not part of it. */
 uint64_t schedule_digest(const schedule *s);
