@@ -1,7 +1,7 @@
 /* plan.c - tide_plan_create: checks everything, resolves the knobs, assigns landings. */
 #include "plan/plan.h"
 
-enum { DEFAULT_CHUNK = 65536, MIN_CHUNK = 16, MAX_CTAS = 148 };
+enum { DEFAULT_CHUNK = 65536, MIN_CHUNK = 16, MAX_AUTO_CHUNKS = 1 << 20 };
 
 static int check_arguments(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups, const tide_options *options)
 {
@@ -104,21 +104,27 @@ static int resolve_waves(tide_plan *plan)
     return TIDE_OK;
 }
 
+/* A chunk knob left to the plan cuts no block into more than MAX_AUTO_CHUNKS. */
 static int cut_groups(tide_plan *plan)
 {
-    uint64_t most = MIN_CHUNK;
-    if (plan->options.chunk == TIDE_AUTO)
-        plan->options.chunk = DEFAULT_CHUNK;
+    tide_options *o = &plan->options;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < plan->n_groups; i++) {
+        plan_cut_init(&plan->groups[i].cut, plan->topology.nodes, plan->topology.local, plan->rs.n_part,
+                      plan->groups[i].geo.elements, 1);
+        most = tide_max_u64(most, plan->groups[i].cut.part);
+    }
+    if (o->chunk == TIDE_AUTO)
+        o->chunk = (int64_t)tide_max_u64(DEFAULT_CHUNK, tide_align_up(tide_ceil_div(most, MAX_AUTO_CHUNKS), PLAN_VECTOR));
+    o->chunk = (int64_t)tide_min_u64((uint64_t)o->chunk, tide_max_u64(most, MIN_CHUNK));
     for (uint32_t i = 0; i < plan->n_groups; i++) {
         plan_group *g = &plan->groups[i];
-        plan_cut_init(&g->cut, plan->topology.nodes, plan->topology.local, plan->rs.n_part, g->geo.elements,
-                      (uint64_t)plan->options.chunk);
-        if (g->cut.part / g->cut.chunk >= UINT32_MAX)
+        if (g->cut.part / (uint64_t)o->chunk >= UINT32_MAX)
             return tide_fail(TIDE_ERR_ARGUMENT, "chunk: %lld cuts the %llu elements of group %u into more than 2^32 chunks",
-                             (long long)plan->options.chunk, (unsigned long long)g->cut.part, i);
-        most = tide_max_u64(most, g->cut.part);
+                             (long long)o->chunk, (unsigned long long)g->cut.part, i);
+        plan_cut_init(&g->cut, plan->topology.nodes, plan->topology.local, plan->rs.n_part, g->geo.elements, (uint64_t)o->chunk);
     }
-    plan->options.chunk = (int64_t)tide_min_u64((uint64_t)plan->options.chunk, most);
     return TIDE_OK;
 }
 

@@ -475,6 +475,10 @@ static void bad_plans_name_the_field(void **state)
     WITH(landing, -1, "group 1 landing: -1 is not TIDE_LANDING_RING or TIDE_LANDING_PRIVATE");
     snprintf(text, sizeof text, "group 1 size: 1, expected %zu (TIDE_GROUP_DESC_INIT)", sizeof d);
     WITH(size, 1, text);
+    o.size = sizeof o;
+    o.chunk = 16;
+    assert_int_equal(make_plan(1, 1, INT64_C(1) << 60, &o, &plan), TIDE_ERR_ARGUMENT);
+    assert_string_equal(tide_last_error(), "chunk: 16 cuts the 1152921504606846976 elements of group 0 into more than 2^32 chunks");
     d.params = &huge; /* every group fits, the landings together do not */
     tide_group_desc many[8];
     for (int i = 0; i < 8; i++) {
