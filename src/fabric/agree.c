@@ -1,0 +1,58 @@
+/* agree.c - the same answer on all ranks; the mark of a forked child. */
+#include <pthread.h>
+#include <stdio.h>
+
+#include "fabric/fabric.h"
+
+/* Works without the heap, so that a rank that is out of memory can still say so: the text of the failing rank travels in pieces
+ * that fit a fixed buffer. */
+int fab_agree(const fab_open *desc, int status)
+{
+    enum { ROOM = 65536, TEXT = 256 };
+    char gathered[ROOM], own[TEXT] = {0}, text[TEXT] = {0};
+    signed char code = (signed char)status;
+    uint32_t piece, who;
+
+    if (desc->n_ranks > ROOM)
+        return tide_fail(TIDE_ERR_ARGUMENT, "n_ranks: %u is not in 1..%d", desc->n_ranks, ROOM);
+    if (status != TIDE_OK)
+        snprintf(own, sizeof own, "%s", tide_last_error());
+    if (desc->allgather(desc->allgather_context, &code, gathered, 1) != 0)
+        return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    for (who = 0; who < desc->n_ranks && gathered[who] == 0; who++)
+        continue;
+    if (who == desc->n_ranks)
+        return TIDE_OK;
+    code = (signed char)gathered[who];
+    piece = (uint32_t)tide_min_u64(TEXT, ROOM / desc->n_ranks);
+    for (uint32_t at = 0; at < TEXT; at += piece) {
+        uint32_t n = (uint32_t)tide_min_u64(piece, TEXT - at);
+        if (desc->allgather(desc->allgather_context, own + at, gathered, n) != 0)
+            return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+        memcpy(text + at, gathered + (size_t)who * n, n);
+    }
+    text[TEXT - 1] = '\0';
+    return who == desc->rank ? tide_fail(code, "%s", text) : tide_fail(code, "rank %u: %.200s", who, text);
+}
+
+_Atomic int fab_forked_flag;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static int fork_status;
+
+static void mark_child(void)
+{
+    atomic_store_explicit(&fab_forked_flag, 1, memory_order_relaxed);
+}
+
+static void register_fork(void)
+{
+    fork_status = pthread_atfork(NULL, NULL, mark_child);
+}
+
+int fab_fork_watch(void)
+{
+    pthread_once(&fork_once, register_fork);
+    if (fork_status != 0)
+        return tide_fail(TIDE_ERR_SYSTEM, "pthread_atfork: %s", strerror(fork_status));
+    return TIDE_OK;
+}

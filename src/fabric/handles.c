@@ -1,0 +1,206 @@
+/*
+ * handles.c - file descriptors between ranks: SCM_RIGHTS over abstract Unix sockets.
+ *
+ * Every rank listens on a name that the kernel picks (nothing is left in a file system when a process dies) and pushes its
+ * descriptor to each peer that wants it. A connect and a small send succeed as soon as the listener exists, so nobody has to
+ * accept before everybody has sent: no order of the ranks can lock up. The receiver takes a message only from a process of its
+ * own user that shows the token which the receiver gave out through the all-gather.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stddef.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "fabric/fabric.h"
+
+enum { HANDSHAKE_MS = 60000 };
+
+typedef struct card {
+    uint64_t token[2];
+    uint32_t name_bytes;
+    char name[20]; /* sun_path of an autobound socket: a zero byte and five digits */
+} card;
+
+typedef struct parcel {
+    uint64_t token[2]; /* the receiver's */
+    uint32_t rank;     /* the sender */
+    uint32_t unused;
+} parcel;
+
+static int system_error(const char *what)
+{
+    return tide_fail(TIDE_ERR_SYSTEM, "%s: %s", what, strerror(errno));
+}
+
+static int listen_anywhere(card *c, uint32_t n_peers, int *out)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    socklen_t bytes = sizeof name;
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (s < 0)
+        return system_error("socket");
+    *out = s;
+    if (bind(s, (struct sockaddr *)&name, sizeof(sa_family_t)) != 0)
+        return system_error("bind");
+    if (listen(s, (int)n_peers + 1) != 0)
+        return system_error("listen");
+    if (getsockname(s, (struct sockaddr *)&name, &bytes) != 0)
+        return system_error("getsockname");
+    c->name_bytes = (uint32_t)(bytes - offsetof(struct sockaddr_un, sun_path));
+    if (c->name_bytes > sizeof c->name)
+        return tide_fail(TIDE_ERR_SYSTEM, "getsockname: a name of %u bytes, expected at most %zu", c->name_bytes, sizeof c->name);
+    memcpy(c->name, name.sun_path, c->name_bytes);
+    if (getrandom(c->token, sizeof c->token, 0) != (ssize_t)sizeof c->token)
+        return system_error("getrandom");
+    return TIDE_OK;
+}
+
+static int same_user(int s, struct ucred *cred)
+{
+    socklen_t bytes = sizeof *cred;
+    if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, cred, &bytes) != 0)
+        return system_error("getsockopt SO_PEERCRED");
+    if (cred->uid != geteuid())
+        return tide_fail(TIDE_ERR_SYSTEM, "peer process %d: user %u, expected user %u", (int)cred->pid, (unsigned)cred->uid,
+                         (unsigned)geteuid());
+    return TIDE_OK;
+}
+
+static int send_parcel(const card *to, uint32_t rank, int fd)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    parcel p = {.token = {to->token[0], to->token[1]}, .rank = rank};
+    struct iovec part = {&p, sizeof p};
+    union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *header;
+    struct ucred cred;
+    int status = TIDE_OK, s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (s < 0)
+        return system_error("socket");
+    memcpy(name.sun_path, to->name, to->name_bytes);
+    if (connect(s, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes)) != 0)
+        status = system_error("connect");
+    if (status == TIDE_OK)
+        status = same_user(s, &cred);
+    if (status == TIDE_OK) {
+        memset(&control, 0, sizeof control);
+        header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(header), &fd, sizeof fd);
+        if (sendmsg(s, &message, MSG_NOSIGNAL) != (ssize_t)sizeof p)
+            status = system_error("sendmsg");
+    }
+    close(s);
+    return status;
+}
+
+/* Takes one message. *from = n_ranks when a stranger knocked: the connection is dropped and the wait goes on. */
+static int take_parcel(int listener, const card *own, uint32_t n_ranks, int64_t deadline, uint32_t *from, int *fd, int64_t *pid)
+{
+    struct pollfd ready = {.fd = listener, .events = POLLIN};
+    parcel p;
+    struct iovec part = {&p, sizeof p};
+    union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct timeval patience = {.tv_sec = 5};
+    struct cmsghdr *header;
+    struct ucred cred;
+    int64_t left = (deadline - tide_now_ns()) / 1000000;
+    ssize_t got;
+    int s;
+
+    *from = n_ranks;
+    *fd = -1;
+    if (left <= 0 || poll(&ready, 1, (int)left) == 0)
+        return tide_fail(TIDE_ERR_SYSTEM, "handle exchange: a peer has not connected within %d ms", HANDSHAKE_MS);
+    s = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (s < 0)
+        return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED ? TIDE_OK : system_error("accept");
+    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (same_user(s, &cred) != TIDE_OK)
+        goto stranger;
+    got = recvmsg(s, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+    header = CMSG_FIRSTHDR(&message);
+    if (got >= 0 && header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(header), sizeof *fd);
+    if (got == (ssize_t)sizeof p && p.token[0] == own->token[0] && p.token[1] == own->token[1] && p.rank < n_ranks) {
+        if (*fd < 0) { /* a genuine peer whose descriptor did not fit this process' table */
+            close(s);
+            return tide_fail(TIDE_ERR_SYSTEM, "handle exchange: rank %u's descriptor did not arrive (too many open files?)", p.rank);
+        }
+        *from = p.rank;
+        *pid = cred.pid;
+        close(s);
+        return TIDE_OK;
+    }
+stranger:
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+    close(s);
+    return TIDE_OK;
+}
+
+int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers, int fd, int *fds, int64_t *pids)
+{
+    card own = {0}, *cards = NULL;
+    uint32_t n_peers = 0, missing;
+    int listener = -1;
+    int64_t deadline;
+
+    for (uint32_t r = 0; r < desc->n_ranks; r++) {
+        fds[r] = -1;
+        n_peers += peers[r] != 0 && r != desc->rank;
+    }
+    if (status == TIDE_OK && !(cards = tide_calloc(desc->n_ranks, sizeof *cards)))
+        status = TIDE_ERR_MEMORY;
+    if (status == TIDE_OK && n_peers)
+        status = listen_anywhere(&own, n_peers, &listener);
+    status = fab_agree(desc, status);
+    if (status == TIDE_OK && desc->allgather(desc->allgather_context, &own, cards, sizeof own) != 0)
+        status = tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    if (status != TIDE_OK)
+        goto done;
+    for (uint32_t r = 0; r < desc->n_ranks && status == TIDE_OK; r++)
+        if (peers[r] && r != desc->rank)
+            status = send_parcel(&cards[r], desc->rank, fd);
+    deadline = tide_now_ns() + (int64_t)HANDSHAKE_MS * 1000000;
+    for (missing = n_peers; missing && status == TIDE_OK;) {
+        uint32_t from;
+        int64_t pid = 0;
+        int got;
+        status = take_parcel(listener, &own, desc->n_ranks, deadline, &from, &got, &pid);
+        if (status != TIDE_OK || from == desc->n_ranks)
+            continue;
+        if (!peers[from] || fds[from] >= 0) {
+            close(got);
+            status = tide_fail(TIDE_ERR_SYSTEM, "handle exchange: rank %u sent twice or unasked", from);
+            continue;
+        }
+        fds[from] = got;
+        if (pids)
+            pids[from] = pid;
+        missing--;
+    }
+    status = fab_agree(desc, status);
+done:
+    if (status != TIDE_OK) {
+        for (uint32_t r = 0; r < desc->n_ranks; r++) {
+            if (fds[r] >= 0)
+                close(fds[r]);
+            fds[r] = -1;
+        }
+    }
+    if (listener >= 0)
+        close(listener);
+    tide_free(cards);
+    return status;
+}

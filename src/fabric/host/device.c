@@ -1,0 +1,206 @@
+/* device.c - opening and closing a host device. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "fabric/host/host.h"
+
+enum { MAX_WORKERS = 8 };
+
+static void host_close(fab_device *face);
+
+static int host_agree(fab_device *face, int status)
+{
+    return fab_agree(&((host_device *)face)->open, status);
+}
+
+static const fab_device_verbs host_verbs = {
+    .agree = host_agree,
+    .arena_create = host_arena_create,
+    .arena_hold = host_arena_hold,
+    .arena_drop = host_arena_drop,
+    .arena_trim = host_arena_trim,
+    .queue_create = host_queue_create,
+    .queue_stop = host_queue_stop,
+    .queue_destroy = host_queue_destroy,
+    .event_create = host_event_create,
+    .event_destroy = host_event_destroy,
+    .calls_create = host_calls_create,
+    .calls_destroy = host_calls_destroy,
+    .call_begin = host_call_begin,
+    .call_submit = host_call_submit,
+    .copy = host_copy,
+    .reduce = host_reduce,
+    .signal = host_signal,
+    .wait = host_wait,
+    .record = host_record,
+    .join = host_join,
+    .caller_record = host_caller_record,
+    .caller_wait = host_caller_wait,
+    .sync = host_sync,
+    .failure = host_failure,
+    .fail = host_fail_face,
+    .close = host_close,
+};
+
+/* Tells ranks that are threads of one process: pids alone could be equal in different pid namespaces. */
+static pthread_once_t process_once = PTHREAD_ONCE_INIT;
+static uint64_t process_token;
+static int process_errno;
+
+static void draw_process_token(void)
+{
+    if (getrandom(&process_token, sizeof process_token, 0) != (ssize_t)sizeof process_token)
+        process_errno = errno ? errno : EIO;
+}
+
+static int workers_wanted(uint32_t *out)
+{
+    const char *text = getenv("TIDE_HOST_WORKERS");
+    char *end;
+    long n;
+
+    *out = 1;
+    if (!text || !*text)
+        return TIDE_OK;
+    n = strtol(text, &end, 10);
+    if (*end || n < 1 || n > MAX_WORKERS)
+        return tide_fail(TIDE_ERR_ARGUMENT, "TIDE_HOST_WORKERS: '%s' is not in 1..%d", text, MAX_WORKERS);
+    *out = (uint32_t)n;
+    return TIDE_OK;
+}
+
+static int open_local(host_device *d, const fab_open *desc, host_memory **page)
+{
+    const tide_options defaults = TIDE_OPTIONS_INIT;
+    int status = fab_fork_watch();
+
+    pthread_once(&process_once, draw_process_token);
+    if (status == TIDE_OK && process_errno)
+        status = tide_fail(TIDE_ERR_SYSTEM, "getrandom: %s", strerror(process_errno));
+    if (status == TIDE_OK)
+        status = workers_wanted(&d->n_workers);
+    if (status != TIDE_OK)
+        return status;
+    d->face = (fab_device){.verbs = &host_verbs, .rail = &host_rail_verbs, .name = "host", .rank = desc->rank,
+                           .n_ranks = desc->n_ranks, .node_size = desc->node_size, .multicast = 1,
+                           .granularity = (uint64_t)sysconf(_SC_PAGESIZE)};
+    d->open = *desc;
+    d->open.options = NULL;
+    d->deadline_ns = (desc->options ? desc->options : &defaults)->deadline_ms;
+    if (d->deadline_ns < 0)
+        d->deadline_ns = defaults.deadline_ms;
+    d->deadline_ns = (int64_t)tide_min_u64((uint64_t)d->deadline_ns, INT64_MAX / 4000000) * 1000000;
+    d->process = process_token;
+    d->pages = tide_calloc(desc->n_ranks, sizeof *d->pages);
+    d->pids = tide_calloc(desc->n_ranks, sizeof *d->pids);
+    d->workers = tide_calloc(d->n_workers, sizeof *d->workers);
+    if (!d->pages || !d->pids || !d->workers)
+        return TIDE_ERR_MEMORY;
+    return host_memory_create("tide-control", sizeof(host_control), page);
+}
+
+/* Library threads take no signals: those are the program's. */
+static int start_threads(host_device *d)
+{
+    sigset_t all, before;
+    int status = TIDE_OK;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (; d->n_started < d->n_workers && status == TIDE_OK; d->n_started++) {
+        status = pthread_create(&d->workers[d->n_started], NULL, host_worker, d);
+        if (status != 0) {
+            status = tide_fail(TIDE_ERR_SYSTEM, "pthread_create: %s", strerror(status));
+            break;
+        }
+    }
+    if (status == TIDE_OK)
+        status = host_watch_start(d);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+int fab_host_open(const fab_open *desc, fab_device **out)
+{
+    host_device *d;
+    host_memory *page = NULL;
+    uint8_t *everybody;
+    int status = fab_check_fork();
+
+    *out = NULL;
+    if (status != TIDE_OK)
+        return status;
+    d = tide_calloc(1, sizeof *d);
+    everybody = tide_calloc(desc->n_ranks, 1);
+    if (!d || !everybody)
+        status = TIDE_ERR_MEMORY;
+    if (d) {
+        pthread_mutex_init(&d->lock, NULL);
+        pthread_mutex_init(&d->fail_lock, NULL);
+    }
+    if (status == TIDE_OK)
+        status = open_local(d, desc, &page);
+    if (everybody)
+        memset(everybody, 1, desc->n_ranks);
+    status = host_memory_exchange(desc, status, d ? d->process : 0, page, everybody, d ? d->pages : NULL, d ? d->pids : NULL);
+    host_memory_drop(page);
+    tide_free(everybody);
+    if (status == TIDE_OK) {
+        d->own = host_page(d, desc->rank);
+        status = fab_agree(desc, start_threads(d));
+        if (status != TIDE_OK)
+            atomic_store(&d->own->closed, 1);
+    }
+    if (status != TIDE_OK) {
+        if (d)
+            host_close(&d->face);
+        return status;
+    }
+    *out = &d->face;
+    return TIDE_OK;
+}
+
+static void host_close(fab_device *face)
+{
+    host_device *d = (host_device *)face;
+
+    if (!d || atomic_load(&fab_forked_flag)) /* a child has no threads to stop, and the rest is the parent's */
+        return;
+    if (d->own) {
+        atomic_store(&d->own->closed, 1);
+        pthread_mutex_lock(&d->lock);
+        d->stop = 1;
+        pthread_mutex_unlock(&d->lock);
+        host_ring_all(d->own);
+    }
+    for (uint32_t i = 0; i < d->n_started; i++)
+        pthread_join(d->workers[i], NULL);
+    host_watch_stop(d);
+    for (uint32_t r = 0; d->pages && r < d->face.n_ranks; r++)
+        host_memory_drop(d->pages[r]);
+    pthread_mutex_destroy(&d->fail_lock);
+    pthread_mutex_destroy(&d->lock);
+    tide_free(d->workers);
+    tide_free(d->pids);
+    tide_free(d->pages);
+    tide_free(d);
+}
+
+void fab_host_set_seed(fab_device *face, uint64_t seed)
+{
+    host_device *d = (host_device *)face;
+    pthread_mutex_lock(&d->lock);
+    d->seed = seed;
+    pthread_mutex_unlock(&d->lock);
+}
+
+void fab_host_inject(fab_device *face, const fab_inject *inject)
+{
+    host_device *d = (host_device *)face;
+    d->injecting = inject != NULL;
+    if (inject)
+        d->inject = *inject;
+}

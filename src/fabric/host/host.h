@@ -1,0 +1,235 @@
+/*
+ * host.h - the host device: ranks are threads or processes of one machine, streams are queues that worker threads and waiting
+ * callers run cooperatively, memory is shared.
+ *
+ * Who wakes whom. Each rank has a control page in shared memory with two futex words (bells): BELL_WORKER for its worker
+ * threads, BELL_CALLER for its thread inside caller_wait or sync. Whoever changes what such a thread may wait for (a word, an
+ * event, a queue) stores the change, then calls host_ring, which reads `sleepers` after the store (both sequentially consistent)
+ * and wakes only who sleeps. A sleeper reads the bell, announces itself in `sleepers`, looks once more for work and only then
+ * sleeps on the bell value it has read: either it sees the change or the ringer sees it.
+ *
+ * While a caller waits it runs the streams itself (HELPER is set and the bell goes to it), which saves two thread switches a
+ * signal; the workers go on with what they run and otherwise sleep.
+ */
+#ifndef TIDE_HOST_H
+#define TIDE_HOST_H
+
+#include <poll.h>
+#include <pthread.h>
+
+#include "fabric/fabric.h"
+
+enum host_bell { BELL_WORKER, BELL_CALLER, BELL_COUNT };
+enum host_sleeper { SLEEPER_WORKER = 1, SLEEPER_CALLER = 2, HELPER = 4 };
+
+typedef struct host_control {
+    _Atomic uint32_t sleepers;
+    _Atomic uint32_t bell[BELL_COUNT];
+    _Atomic uint32_t poison; /* 1 + rank whose page holds the failure */
+    _Atomic uint32_t failed; /* `failure` is complete */
+    _Atomic uint32_t closed; /* the rank has left in order: its process may end */
+    _Atomic uint64_t crumb_call, crumb_op; /* last wait that did not find its word */
+    tide_failure failure;
+} host_control;
+
+/* Shared memory of one rank as this process sees it. Ranks of one process share the object, so it is counted. */
+typedef struct host_memory {
+    _Atomic uint32_t refs;
+    int fd;         /* the owner's, else -1 */
+    void *base;
+    uint64_t bytes; /* mapped */
+} host_memory;
+
+typedef struct host_arena {
+    fab_arena face;
+    _Atomic uint32_t refs;
+    uint32_t rank, n_ranks;
+    host_memory **memory;
+} host_arena;
+
+enum host_item_kind {
+    ITEM_COPY, ITEM_REDUCE, ITEM_SIGNAL, ITEM_WAIT, ITEM_PUT, ITEM_RAIL_SIGNAL, ITEM_RAIL_WAIT, ITEM_RECORD, ITEM_JOIN
+};
+
+typedef struct host_item {
+    uint16_t kind, check;
+    uint32_t n;
+    const void *list; /* batch or posts */
+    fab_call *call;   /* COPY, REDUCE: held until the item has run */
+    void *object;     /* fab_event or fab_rail */
+    uint64_t value;   /* of the word; or the event's record number */
+    uint64_t tag, number;
+    int64_t enqueued;
+    const fab_where *where;
+} host_item;
+
+/* One producer (the caller), one consumer at a time (whoever holds `busy`). */
+typedef struct host_stream {
+    host_item *items;
+    uint32_t capacity;  /* power of two */
+    uint32_t satisfied; /* posts of the head wait found present */
+    uint32_t busy;      /* under the device lock */
+    _Atomic uint64_t head, tail;
+} host_stream;
+
+/* Records of one event complete in order when one stream makes them. Else up to this far ahead. */
+enum { HOST_OUT_OF_ORDER = 64 };
+struct fab_event {
+    fab_queue *queue;
+    uint64_t recorded;     /* by the caller */
+    uint64_t out_of_order; /* bit i: record done + 1 + i has happened (bit 0: never); under the device lock */
+    _Atomic uint64_t done; /* records 1..done have happened */
+};
+
+struct fab_queue {
+    struct host_device *device;
+    fab_queue *next;
+    uint32_t n_streams;
+    host_stream *streams;
+    int64_t now; /* when the caller began the part it is enqueueing */
+};
+
+struct fab_call {
+    fab_calls *calls;
+    _Atomic uint32_t refs;
+    uint32_t held; /* a further part follows */
+    int accumulate;
+    float alpha;
+    uint64_t number, tag;
+    const void **args;
+};
+
+enum { HOST_CALLS = 8 }; /* calls of one program in flight */
+struct fab_calls {
+    fab_queue *queue;
+    uint32_t n_args, next;
+    const void **args;
+    fab_call ring[HOST_CALLS];
+};
+
+/* What carries a rail's messages: straight away, or through faults (inject.c). Called by the thread that runs the stream. */
+typedef struct host_wire {
+    void (*put)(fab_rail *r, const fab_put *put, uint64_t tag);
+    void (*signal)(fab_rail *r, uint32_t peer, uint32_t ctx, uint32_t sig, uint64_t tag);
+    void (*destroy)(fab_rail *r);
+} host_wire;
+
+struct fab_rail {
+    fab_queue *queue;
+    const host_wire *wire;
+    void *wire_state;
+    uint32_t nodes, node, n_ctx, n_sig;
+    fab_rail_word **words; /* per node */
+    _Atomic uint64_t *consumed; /* per own word; written by the thread that runs the stream */
+    uint32_t *node_of;  /* per absolute rank; UINT32_MAX: not on this rail */
+};
+
+typedef struct host_device {
+    fab_device face;
+    fab_open open;
+    int64_t deadline_ns;
+    uint64_t seed, process; /* process: token of this process, tells ranks that share it */
+    uint32_t n_workers, n_started;
+    pthread_t *workers;
+    host_memory **pages; /* control pages, per rank */
+    host_control *own;
+    int64_t *pids;       /* per rank; 0: this process */
+
+    pthread_mutex_t lock; /* queues, busy, events, helpers, stop */
+    fab_queue *queues;
+    uint32_t turn;    /* where the next scan starts */
+    uint32_t helpers; /* callers inside caller_wait or sync */
+    int stop;
+    _Atomic uint32_t room, room_waiters; /* futex of an enqueuer that found a ring full, or of queue_destroy */
+
+    pthread_mutex_t fail_lock;
+    _Atomic int failed; /* code, once the own page's failure is complete */
+
+    pthread_t watch;
+    int watching;
+    struct pollfd *watch_set; /* fail.c */
+    fab_inject inject;
+    int injecting;
+} host_device;
+
+static inline host_control *host_page(const host_device *d, uint32_t rank)
+{
+    return d->pages[rank]->base;
+}
+static inline bool host_has_failed(host_device *d)
+{
+    return atomic_load_explicit(&d->failed, memory_order_acquire) != 0;
+}
+
+/* memory.c */
+int host_memory_create(const char *name, uint64_t bytes, host_memory **out);
+void host_memory_drop(host_memory *m);
+/* C  memory[r] for every r with peers[r] != 0, and own; all or none. pids (may be NULL): per rank, 0 for this process. */
+int host_memory_exchange(const fab_open *desc, int status, uint64_t process, host_memory *own, const uint8_t *peers,
+                         host_memory **memory, int64_t *pids);
+int host_arena_create(fab_device *d, uint64_t bytes, const uint8_t *peers, fab_arena **out);
+void host_arena_hold(fab_arena *a);
+void host_arena_drop(fab_arena *a);
+void host_arena_trim(fab_arena *a, uint32_t keep);
+
+/* wake.c */
+void host_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns); /* < 0: no timeout */
+void host_futex_wake(_Atomic uint32_t *word);
+void host_ring(host_control *c);        /* a word or queue of this rank has changed */
+void host_ring_caller(host_control *c); /* an event has */
+void host_ring_all(host_control *c);    /* failure: everybody up */
+
+/* fail.c */
+int host_failure(fab_device *d, tide_failure *out);
+int host_fail_face(fab_device *d, const tide_failure *failure);
+/* spread: the other ranks fail with this record (else they find out by themselves). */
+void host_fail(host_device *d, const tide_failure *failure, bool spread);
+/* The failure of a wait: `peer`'s word is missing or wrong. */
+void host_fail_wait(host_device *d, int code, const host_item *item, uint32_t peer);
+void host_adopt_poison(host_device *d);
+int host_watch_start(host_device *d);
+void host_watch_stop(host_device *d);
+
+/* stream.c: what the caller does */
+int host_queue_create(fab_device *d, uint32_t n_streams, fab_queue **out);
+void host_queue_stop(fab_queue *q);
+void host_queue_destroy(fab_queue *q);
+int host_event_create(fab_queue *q, fab_event **out);
+void host_event_destroy(fab_event *e);
+int host_calls_create(fab_queue *q, uint32_t n_args, const uint32_t *ops, fab_calls **out);
+void host_calls_destroy(fab_calls *c);
+int host_call_begin(fab_calls *c, const fab_call_desc *desc, fab_call **out);
+void host_call_submit(fab_call *call, int hold);
+int host_enqueue(fab_queue *q, uint32_t stream, const host_item *item);
+int host_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *copy);
+int host_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce *reduce);
+int host_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value);
+int host_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value, int check,
+              const fab_where *where);
+int host_record(fab_queue *q, uint32_t stream, fab_event *e);
+int host_join(fab_queue *q, uint32_t stream, fab_event *e);
+int host_caller_record(fab_queue *q, fab_event *e, void *stream);
+
+/* work.c: what workers and waiting callers do */
+void *host_worker(void *device);
+int host_caller_wait(fab_queue *q, fab_event *e, void *stream);
+int host_sync(fab_queue *q);
+void host_event_complete(fab_event *e, uint64_t record); /* device lock held */
+void host_room_made(host_device *d);
+/* First missing rank of a wait that is not satisfied; -1 when it is. */
+int64_t host_missing(host_device *d, const host_item *item);
+
+/* rail.c, inject.c */
+extern const fab_rail_verbs host_rail_verbs;
+void host_rail_deliver(fab_rail *r, uint32_t peer, uint32_t ctx, uint32_t sig, uint64_t tag);
+fab_rail_word *host_rail_own_word(const fab_rail *r, const fab_rail_post *post, _Atomic uint64_t **consumed);
+int host_inject_wire(fab_rail *r, const fab_inject *inject);
+
+/* kernels.c: how a batch is executed; `call` may be NULL when nothing in it depends on a call. */
+void host_run_copy(const fab_copy *copy, const fab_call *call);
+void host_run_reduce(const fab_reduce *reduce, const fab_call *call);
+/* The naive twins, for tests. */
+void host_naive_copy(const fab_copy *copy, const fab_call *call);
+void host_naive_reduce(const fab_reduce *reduce, const fab_call *call);
+
+#endif

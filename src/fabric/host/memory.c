@@ -1,0 +1,194 @@
+/* memory.c - shared memory of the host device: memfds, mappings, arenas. */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "fabric/host/host.h"
+
+int host_memory_create(const char *name, uint64_t bytes, host_memory **out)
+{
+    host_memory *m = tide_calloc(1, sizeof *m);
+    int status = TIDE_OK;
+
+    *out = NULL;
+    if (!m)
+        return TIDE_ERR_MEMORY;
+    m->refs = 1;
+    m->bytes = tide_align_up(tide_max_u64(bytes, 1), (uint64_t)sysconf(_SC_PAGESIZE));
+    m->fd = memfd_create(name, MFD_CLOEXEC);
+    /* Pages are reserved here, where running out of them is an error code, and not at first touch, where it is a SIGBUS. */
+    if (m->fd < 0)
+        status = tide_fail(TIDE_ERR_SYSTEM, "memfd_create: %s", strerror(errno));
+    else if (fallocate(m->fd, 0, 0, (off_t)m->bytes) != 0)
+        status = tide_fail(TIDE_ERR_MEMORY, "fallocate of %llu bytes: %s", (unsigned long long)m->bytes, strerror(errno));
+    if (status == TIDE_OK) {
+        m->base = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
+        if (m->base == MAP_FAILED) {
+            m->base = NULL;
+            status = tide_fail(TIDE_ERR_MEMORY, "mmap of %llu bytes: %s", (unsigned long long)m->bytes, strerror(errno));
+        }
+    }
+    if (status != TIDE_OK) {
+        host_memory_drop(m);
+        return status;
+    }
+    *out = m;
+    return TIDE_OK;
+}
+
+static int map_peer(int fd, host_memory **out)
+{
+    host_memory *m = tide_calloc(1, sizeof *m);
+    off_t bytes;
+
+    if (!m)
+        return TIDE_ERR_MEMORY;
+    m->refs = 1;
+    m->fd = -1;
+    bytes = lseek(fd, 0, SEEK_END);
+    if (bytes > 0) {
+        m->base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        m->bytes = (uint64_t)bytes;
+    }
+    if (bytes <= 0 || m->base == MAP_FAILED) {
+        int why = errno;
+        tide_free(m);
+        return tide_fail(TIDE_ERR_MEMORY, "mmap of a peer's memory: %s", strerror(why));
+    }
+    *out = m;
+    return TIDE_OK;
+}
+
+void host_memory_drop(host_memory *m)
+{
+    if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
+        return;
+    if (m->base)
+        munmap(m->base, m->bytes);
+    if (m->fd >= 0)
+        close(m->fd);
+    tide_free(m);
+}
+
+/* What ranks tell each other: the object itself helps only within one process. */
+typedef struct identity {
+    uint64_t process;
+    int64_t pid;
+    uint64_t object;
+} identity;
+
+int host_memory_exchange(const fab_open *desc, int status, uint64_t process, host_memory *own, const uint8_t *peers,
+                         host_memory **memory, int64_t *pids)
+{
+    uint32_t n = desc->n_ranks;
+    identity id = {process, getpid(), (uint64_t)(uintptr_t)own}, *ids = NULL;
+    uint8_t *remote = NULL;
+    int *fds = NULL;
+    bool exchanged = false;
+
+    if (status == TIDE_OK &&
+        (!(ids = tide_calloc(n, sizeof *ids)) || !(remote = tide_calloc(n, 1)) || !(fds = tide_calloc(n, sizeof *fds))))
+        status = TIDE_ERR_MEMORY;
+    status = fab_agree(desc, status);
+    if (status != TIDE_OK)
+        goto done;
+    if (desc->allgather(desc->allgather_context, &id, ids, sizeof id) != 0) {
+        status = tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+        goto done;
+    }
+    for (uint32_t r = 0; r < n; r++) {
+        bool here = ids[r].pid == id.pid && ids[r].process == id.process;
+        remote[r] = peers[r] && r != desc->rank && !here;
+        if (pids)
+            pids[r] = 0;
+        if ((peers[r] || r == desc->rank) && here) {
+            memory[r] = (host_memory *)(uintptr_t)ids[r].object;
+            atomic_fetch_add(&memory[r]->refs, 1);
+        }
+    }
+    status = fab_handles_exchange(desc, status, remote, own->fd, fds, pids);
+    exchanged = status == TIDE_OK;
+    for (uint32_t r = 0; r < n && status == TIDE_OK; r++)
+        if (remote[r])
+            status = map_peer(fds[r], &memory[r]);
+    for (uint32_t r = 0; exchanged && r < n; r++)
+        if (fds[r] >= 0)
+            close(fds[r]);
+    if (exchanged)
+        status = fab_agree(desc, status);
+done:
+    if (status != TIDE_OK) {
+        for (uint32_t r = 0; r < n && memory; r++) {
+            host_memory_drop(memory[r]);
+            memory[r] = NULL;
+        }
+    }
+    tide_free(fds);
+    tide_free(remote);
+    tide_free(ids);
+    return status;
+}
+
+int host_arena_create(fab_device *face, uint64_t bytes, const uint8_t *peers, fab_arena **out)
+{
+    host_device *d = (host_device *)face;
+    uint32_t n = face->n_ranks;
+    host_memory *own = NULL;
+    host_arena *a = tide_calloc(1, sizeof *a);
+    int status = TIDE_OK;
+
+    *out = NULL;
+    if (!a || !(a->memory = tide_calloc(n, sizeof(host_memory *))) || !(a->face.base = tide_calloc(n, sizeof(void *))))
+        status = TIDE_ERR_MEMORY;
+    if (status == TIDE_OK)
+        status = host_memory_create("tide-arena", bytes, &own);
+    status = host_memory_exchange(&d->open, status, d->process, own, peers, a ? a->memory : NULL, NULL);
+    host_memory_drop(own); /* memory[rank] holds it now */
+    if (status != TIDE_OK) {
+        if (a) {
+            tide_free(a->face.base);
+            tide_free(a->memory);
+        }
+        tide_free(a);
+        return status;
+    }
+    a->refs = 1;
+    a->rank = face->rank;
+    a->n_ranks = n;
+    for (uint32_t r = 0; r < n; r++)
+        a->face.base[r] = a->memory[r] ? a->memory[r]->base : NULL;
+    a->face.bytes = bytes;
+    a->face.allocated = a->memory[a->rank]->bytes;
+    *out = &a->face;
+    return TIDE_OK;
+}
+
+void host_arena_hold(fab_arena *face)
+{
+    atomic_fetch_add(&((host_arena *)face)->refs, 1);
+}
+
+void host_arena_drop(fab_arena *face)
+{
+    host_arena *a = (host_arena *)face;
+    if (!a || atomic_fetch_sub(&a->refs, 1) != 1)
+        return;
+    for (uint32_t r = 0; r < a->n_ranks; r++)
+        host_memory_drop(a->memory[r]);
+    tide_free(a->face.base);
+    tide_free(a->memory);
+    tide_free(a);
+}
+
+void host_arena_trim(fab_arena *face, uint32_t keep)
+{
+    host_arena *a = (host_arena *)face;
+    for (uint32_t r = 0; r < a->n_ranks; r++) {
+        if (r == a->rank || r == keep)
+            continue;
+        host_memory_drop(a->memory[r]);
+        a->memory[r] = NULL;
+        a->face.base[r] = NULL;
+    }
+}

@@ -1,0 +1,385 @@
+/* work.c - running the streams: workers, waiting callers, the choice among streams, deadlines. */
+#include <time.h>
+
+#include "fabric/host/host.h"
+
+/* ---- conditions ------------------------------------------------------------------------------------- */
+
+static bool post_present(const host_item *item, uint32_t i)
+{
+    if (item->kind == ITEM_WAIT) {
+        const fab_post *posts = item->list;
+        return atomic_load(&posts[i].word->value) >= item->value;
+    } else {
+        const fab_rail_post *posts = item->list;
+        _Atomic uint64_t *consumed;
+        fab_rail_word *word = host_rail_own_word(item->object, &posts[i], &consumed);
+        return atomic_load(&word->value) >= atomic_load_explicit(consumed, memory_order_relaxed) + posts[i].count;
+    }
+}
+
+static uint32_t post_rank(const host_item *item, uint32_t i)
+{
+    return item->kind == ITEM_WAIT ? ((const fab_post *)item->list)[i].rank : ((const fab_rail_post *)item->list)[i].peer;
+}
+
+int64_t host_missing(host_device *d, const host_item *item)
+{
+    (void)d;
+    for (uint32_t i = 0; i < item->n; i++)
+        if (!post_present(item, i))
+            return post_rank(item, i);
+    return -1;
+}
+
+/* Whether the head item can run now; conditions never become false again. The stream is idle or the caller runs it. */
+static bool item_ready(host_device *d, host_stream *s, const host_item *item)
+{
+    const fab_event *e = item->object;
+    switch (item->kind) {
+    case ITEM_WAIT:
+    case ITEM_RAIL_WAIT:
+        while (s->satisfied < item->n && post_present(item, s->satisfied))
+            s->satisfied++;
+        if (s->satisfied == item->n)
+            return true;
+        atomic_store_explicit(&d->own->crumb_call, item->number, memory_order_relaxed);
+        atomic_store_explicit(&d->own->crumb_op, item->where->op, memory_order_relaxed);
+        return false;
+    case ITEM_JOIN:
+        return atomic_load(&e->done) >= item->value;
+    case ITEM_RECORD: /* far ahead of a record on another stream */
+        return item->value - atomic_load(&e->done) <= HOST_OUT_OF_ORDER;
+    default:
+        return true;
+    }
+}
+
+/* ---- execution ----------------------------------------------------------------------------------------- */
+
+void host_room_made(host_device *d)
+{
+    if (atomic_load(&d->room_waiters)) {
+        atomic_fetch_add(&d->room, 1);
+        host_futex_wake(&d->room);
+    }
+}
+
+void host_event_complete(fab_event *e, uint64_t record)
+{
+    uint64_t done = atomic_load_explicit(&e->done, memory_order_relaxed);
+    e->out_of_order |= UINT64_C(1) << (record - done - 1);
+    while (e->out_of_order & 1) {
+        e->out_of_order >>= 1;
+        done++;
+    }
+    atomic_store(&e->done, done);
+}
+
+static void check_tags(host_device *d, const host_item *item)
+{
+    for (uint32_t i = 0; i < item->n; i++) {
+        uint64_t expected = item->value, value, tag;
+        if (item->kind == ITEM_WAIT) {
+            fab_word *word = ((const fab_post *)item->list)[i].word;
+            value = atomic_load(&word->value);
+            tag = atomic_load(&word->tag);
+        } else {
+            const fab_rail_post *post = (const fab_rail_post *)item->list + i;
+            _Atomic uint64_t *consumed;
+            fab_rail_word *word = host_rail_own_word(item->object, post, &consumed);
+            value = atomic_load(&word->value);
+            tag = atomic_load(&word->tag);
+            expected = atomic_load_explicit(consumed, memory_order_relaxed) + post->count;
+        }
+        if (value == expected && tag != item->tag)
+            host_fail_wait(d, TIDE_ERR_MISMATCH, item, post_rank(item, i));
+    }
+}
+
+static void execute(host_device *d, const host_item *item)
+{
+    switch (item->kind) {
+    case ITEM_COPY:
+        host_run_copy(item->list, item->call);
+        break;
+    case ITEM_REDUCE:
+        host_run_reduce(item->list, item->call);
+        break;
+    case ITEM_SIGNAL: {
+        const fab_post *posts = item->list;
+        for (uint32_t i = 0; i < item->n; i++) {
+            atomic_store_explicit(&posts[i].word->tag, item->tag, memory_order_relaxed);
+            atomic_store(&posts[i].word->value, item->value);
+            host_ring(host_page(d, posts[i].rank));
+        }
+        break;
+    }
+    case ITEM_WAIT:
+        if (item->check)
+            check_tags(d, item);
+        break;
+    case ITEM_PUT: {
+        fab_rail *r = item->object;
+        const fab_put *puts = item->list;
+        for (uint32_t i = 0; i < item->n; i++)
+            r->wire->put(r, &puts[i], item->tag);
+        break;
+    }
+    case ITEM_RAIL_SIGNAL: {
+        fab_rail *r = item->object;
+        const fab_rail_post *posts = item->list;
+        for (uint32_t i = 0; i < item->n; i++)
+            r->wire->signal(r, posts[i].peer, posts[i].ctx, posts[i].sig, item->tag);
+        break;
+    }
+    case ITEM_RAIL_WAIT: {
+        const fab_rail_post *posts = item->list;
+        if (item->check)
+            check_tags(d, item);
+        for (uint32_t i = 0; i < item->n; i++) {
+            _Atomic uint64_t *consumed;
+            host_rail_own_word(item->object, &posts[i], &consumed);
+            atomic_fetch_add_explicit(consumed, posts[i].count, memory_order_relaxed);
+        }
+        break;
+    }
+    case ITEM_RECORD:
+        pthread_mutex_lock(&d->lock);
+        host_event_complete(item->object, item->value);
+        pthread_mutex_unlock(&d->lock);
+        host_ring_caller(d->own);
+        if (d->n_workers > 1)
+            host_ring(d->own);
+        break;
+    default: /* JOIN: done by being ready */
+        break;
+    }
+}
+
+/* Runs s until its head has to wait. After a failure items are dropped: only what others count on (references) is settled. */
+static void run_stream(host_device *d, host_stream *s)
+{
+    for (;;) {
+        uint64_t head = atomic_load_explicit(&s->head, memory_order_relaxed);
+        const host_item *item;
+        if (head == atomic_load_explicit(&s->tail, memory_order_acquire))
+            return;
+        item = &s->items[head & (s->capacity - 1)];
+        if (!host_has_failed(d)) {
+            if (!item_ready(d, s, item))
+                return;
+            execute(d, item);
+        }
+        if (item->call)
+            atomic_fetch_sub(&item->call->refs, 1);
+        s->satisfied = 0;
+        atomic_store(&s->head, head + 1);
+        host_room_made(d);
+    }
+}
+
+static bool can_run(host_device *d, host_stream *s)
+{
+    uint64_t head = atomic_load_explicit(&s->head, memory_order_relaxed);
+    if (s->busy || head == atomic_load(&s->tail))
+        return false;
+    return host_has_failed(d) || item_ready(d, s, &s->items[head & (s->capacity - 1)]);
+}
+
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t x = *state;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    return *state = x;
+}
+
+/* Device lock held. In turn: the search begins behind the stream chosen last, so that a busy pair cannot starve a third. */
+static host_stream *choose(host_device *d)
+{
+    host_stream *chosen = NULL, *wrapped = NULL;
+    uint32_t index = 0, n_candidates = 0, wrapped_index = 0;
+
+    for (fab_queue *q = d->queues; q; q = q->next) {
+        for (uint32_t i = 0; i < q->n_streams; i++, index++) {
+            host_stream *s = &q->streams[i];
+            if (!can_run(d, s))
+                continue;
+            if (d->seed) {
+                if (next_random(&d->seed) % ++n_candidates == 0)
+                    chosen = s;
+            } else if (index >= d->turn) {
+                d->turn = index + 1;
+                return s;
+            } else if (!wrapped) {
+                wrapped = s;
+                wrapped_index = index;
+            }
+        }
+    }
+    if (!d->seed && wrapped) {
+        d->turn = wrapped_index + 1;
+        return wrapped;
+    }
+    return chosen;
+}
+
+/* Device lock held, and given up while a stream runs. False: nothing could run. */
+static bool make_progress(host_device *d)
+{
+    host_stream *s;
+    host_adopt_poison(d);
+    s = choose(d);
+    if (!s)
+        return false;
+    s->busy = 1;
+    pthread_mutex_unlock(&d->lock);
+    run_stream(d, s);
+    pthread_mutex_lock(&d->lock);
+    s->busy = 0;
+    host_room_made(d);
+    host_ring_caller(d->own); /* it may wait for this stream to stand idle */
+    return true;
+}
+
+/* ---- sleeping -------------------------------------------------------------------------------------------- */
+
+/* Nanoseconds until the first deadline of a blocked wait; -1: none. A wait past its deadline fails the device. Device lock held. */
+static int64_t next_deadline(host_device *d)
+{
+    int64_t now = 0, first = -1;
+    for (fab_queue *q = d->queues; q; q = q->next) {
+        for (uint32_t i = 0; i < q->n_streams; i++) {
+            host_stream *s = &q->streams[i];
+            uint64_t head = atomic_load_explicit(&s->head, memory_order_relaxed);
+            const host_item *item = &s->items[head & (s->capacity - 1)];
+            int64_t left, peer;
+            if (s->busy || head == atomic_load(&s->tail) || (item->kind != ITEM_WAIT && item->kind != ITEM_RAIL_WAIT))
+                continue;
+            now = now ? now : tide_now_ns();
+            left = item->enqueued + d->deadline_ns - now;
+            if (left <= 0 && (peer = host_missing(d, item)) >= 0) {
+                host_fail_wait(d, TIDE_ERR_DEADLINE, item, (uint32_t)peer);
+                return 0;
+            }
+            if (first < 0 || left < first)
+                first = left < 0 ? 0 : left;
+        }
+    }
+    return first;
+}
+
+static bool any_can_run(host_device *d)
+{
+    for (fab_queue *q = d->queues; q; q = q->next)
+        for (uint32_t i = 0; i < q->n_streams; i++)
+            if (can_run(d, &q->streams[i]))
+                return true;
+    return false;
+}
+
+static bool all_idle(const fab_queue *q)
+{
+    for (uint32_t i = 0; i < q->n_streams; i++)
+        if (q->streams[i].busy || atomic_load(&q->streams[i].head) != atomic_load(&q->streams[i].tail))
+            return false;
+    return true;
+}
+
+/* What a waiting caller waits for: a record of an event, or (event NULL) a queue without work. */
+typedef struct host_goal {
+    const fab_queue *queue;
+    const fab_event *event;
+    uint64_t record;
+} host_goal;
+
+static bool reached(const host_goal *g)
+{
+    return g->event ? atomic_load(&g->event->done) >= g->record : all_idle(g->queue);
+}
+
+/* Sleeps until this thread's bell rings; the second look at the queues comes after the announcement (see host.h). works: this thread
+ * runs streams. goal: NULL for a worker. Device lock held, and given up while asleep. */
+static void sleep_on(host_device *d, enum host_bell bell, bool works, const host_goal *goal)
+{
+    uint32_t bit = bell == BELL_WORKER ? SLEEPER_WORKER : SLEEPER_CALLER;
+    uint32_t seen = atomic_load(&d->own->bell[bell]);
+    int64_t timeout;
+
+    atomic_fetch_or(&d->own->sleepers, bit);
+    if (d->stop || (works && any_can_run(d)) || (goal && (reached(goal) || host_has_failed(d))) ||
+        (!host_has_failed(d) && atomic_load(&d->own->poison))) {
+        if (d->n_workers == 1)
+            atomic_fetch_and(&d->own->sleepers, ~bit);
+        return;
+    }
+    timeout = host_has_failed(d) ? -1 : next_deadline(d);
+    if (timeout == 0)
+        return;
+    pthread_mutex_unlock(&d->lock);
+    host_futex_wait(&d->own->bell[bell], seen, timeout);
+    pthread_mutex_lock(&d->lock);
+}
+
+void *host_worker(void *argument)
+{
+    host_device *d = argument;
+    pthread_mutex_lock(&d->lock);
+    while (!d->stop)
+        if (!make_progress(d))
+            sleep_on(d, BELL_WORKER, true, NULL);
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}
+
+static bool anything_queued(const host_device *d)
+{
+    for (const fab_queue *q = d->queues; q; q = q->next)
+        for (uint32_t i = 0; i < q->n_streams; i++)
+            if (atomic_load(&q->streams[i].head) != atomic_load(&q->streams[i].tail))
+                return true;
+    return false;
+}
+
+/* The caller runs streams itself meanwhile, when it is the only one and there is one worker; with more workers it leaves the work
+ * to them. */
+static int wait_until(host_device *d, const host_goal *goal)
+{
+    bool help;
+
+    pthread_mutex_lock(&d->lock);
+    help = d->n_workers == 1 && d->helpers == 0;
+    if (help) {
+        d->helpers = 1;
+        atomic_fetch_or(&d->own->sleepers, HELPER);
+    }
+    while (!host_has_failed(d) && !reached(goal)) {
+        if (help && make_progress(d))
+            continue;
+        host_adopt_poison(d);
+        sleep_on(d, BELL_CALLER, help, goal);
+    }
+    if (help) {
+        d->helpers = 0;
+        atomic_fetch_and(&d->own->sleepers, ~(uint32_t)(HELPER | SLEEPER_CALLER));
+        if (anything_queued(d))
+            host_ring(d->own);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return host_failure(&d->face, NULL);
+}
+
+int host_caller_wait(fab_queue *q, fab_event *e, void *stream)
+{
+    host_goal goal = {q, e, e->recorded};
+    (void)stream;
+    return reached(&goal) ? host_failure(&q->device->face, NULL) : wait_until(q->device, &goal);
+}
+
+int host_sync(fab_queue *q)
+{
+    host_goal goal = {q, NULL, 0};
+    return wait_until(q->device, &goal);
+}
