@@ -43,7 +43,7 @@ static void all_gather_rounds_cover_every_slot(void **state)
 
 /* ---- the audit of the paper's App. D ------------------------------------------------------------ */
 
-/* Two calls of `plan`: blocks of rank j that hold a partial when a wave lands are exactly the wave's. */
+/* Two calls: the blocks of rank j that hold a partial when a wave lands are exactly the wave's, one a contributor. */
 static bool stale_free(const plan_rs *rs, uint32_t j)
 {
     uint64_t dirty[2] = {0, 0};
@@ -52,7 +52,7 @@ static bool stale_free(const plan_rs *rs, uint32_t j)
         uint32_t g = i % total;
         uint64_t mask = plan_rs_wave_mask(rs, g % rs->n_waves, j), *generation = &dirty[g % rs->n_par];
         *generation = (*generation & ~plan_rs_stale_mask(rs, g, j)) | mask;
-        if (*generation != mask)
+        if (*generation != mask || (uint32_t)__builtin_popcountll(mask) != rs->waves[g % rs->n_waves].count)
             return false;
     }
     return true;

@@ -310,6 +310,22 @@ static void every_topology_gathers_every_byte(void **state)
             }
 }
 
+/* A group without elements still fences, credits and paces, so that its neighbours' counts stay right. */
+static void empty_groups_take_part(void **state)
+{
+    static world w;
+    (void)state;
+    for (uint32_t nodes = 1; nodes <= 5; nodes++)
+        for (uint64_t seed = 1; seed <= 6; seed++) {
+            random_world(&w, nodes, 2, seed);
+            w.n_groups = 3;
+            w.groups[1].desc.n_params = 2;
+            w.groups[1].params[0] = (tide_param){"none", 1, 0, {0}};
+            w.groups[1].params[1] = (tide_param){"nothing", 3, 1, {3, 0, 2}};
+            world_check(&w, 3);
+        }
+}
+
 /* Transfers large enough for several contexts, and a last round that arrives in four groups. */
 static void striped_and_split_transfers(void **state)
 {
@@ -547,10 +563,15 @@ static void building_is_fast(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_topology_gathers_every_byte), cmocka_unit_test(striped_and_split_transfers),
-        cmocka_unit_test(missing_guards_are_noticed),        cmocka_unit_test(different_order_is_a_tag_mismatch),
-        cmocka_unit_test(descriptors_grow_with_log_m),       cmocka_unit_test(equal_neighbours_merge),
-        cmocka_unit_test(digests_tell_schedules_apart),      cmocka_unit_test(bad_group_or_rank),
+        cmocka_unit_test(every_topology_gathers_every_byte),
+        cmocka_unit_test(empty_groups_take_part),
+        cmocka_unit_test(striped_and_split_transfers),
+        cmocka_unit_test(missing_guards_are_noticed),
+        cmocka_unit_test(different_order_is_a_tag_mismatch),
+        cmocka_unit_test(descriptors_grow_with_log_m),
+        cmocka_unit_test(equal_neighbours_merge),
+        cmocka_unit_test(digests_tell_schedules_apart),
+        cmocka_unit_test(bad_group_or_rank),
         cmocka_unit_test(building_is_fast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
