@@ -3,7 +3,8 @@
 
 const char *plan_region_name(int region)
 {
-    static const char *const names[REGION_COUNT] = {"landing", "resident", "stage", "staging", "outbox", "spare", "inbox"};
+    static const char *const names[REGION_COUNT] = {"landing", "resident", "stage", "staging",
+                                                    "outbox",  "spare",    "inbox"};
     return region >= 0 && region < REGION_COUNT ? names[region] : "invalid";
 }
 
@@ -181,7 +182,8 @@ int tide_plan_bytes(const tide_plan *plan, uint32_t rank, tide_bytes *out)
     if (!plan)
         return tide_fail(TIDE_ERR_ARGUMENT, "plan: NULL, expected a plan");
     if (!out || out->size != sizeof *out)
-        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_bytes from TIDE_BYTES_INIT", out ? "wrong size" : "NULL");
+        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_bytes from TIDE_BYTES_INIT",
+                         out ? "wrong size" : "NULL");
     ranks = (uint64_t)plan->topology.nodes * plan->topology.local;
     if (rank >= ranks)
         return tide_fail(TIDE_ERR_ARGUMENT, "rank: %u is not in 0..%llu", rank, (unsigned long long)ranks - 1);
@@ -195,7 +197,8 @@ int tide_plan_bytes(const tide_plan *plan, uint32_t rank, tide_bytes *out)
     out->outbox = plan->map.region[REGION_OUTBOX].bytes;
     out->spare = plan->map.region[REGION_SPARE].bytes;
     out->inbox = plan->map.region[REGION_INBOX].bytes;
-    out->total = out->control + out->landing + out->resident + out->stage + out->staging + out->outbox + out->spare + out->inbox;
+    out->total =
+        out->control + out->landing + out->resident + out->stage + out->staging + out->outbox + out->spare + out->inbox;
     out->granularity = 1;
     return TIDE_OK;
 }

@@ -3,12 +3,14 @@
 
 enum { DEFAULT_CHUNK = 65536, MIN_CHUNK = 16, MAX_AUTO_CHUNKS = 1 << 20 };
 
-static int check_arguments(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups, const tide_options *options)
+static int check_arguments(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
+                           const tide_options *options)
 {
     if (!topology)
         return tide_fail(TIDE_ERR_ARGUMENT, "topology: NULL, expected a tide_topology");
     if (topology->size != sizeof *topology)
-        return tide_fail(TIDE_ERR_ARGUMENT, "topology.size: %zu, expected %zu (TIDE_TOPOLOGY_INIT)", topology->size, sizeof *topology);
+        return tide_fail(TIDE_ERR_ARGUMENT, "topology.size: %zu, expected %zu (TIDE_TOPOLOGY_INIT)", topology->size,
+                         sizeof *topology);
     if (topology->nodes < 1 || topology->nodes > TIDE_MAX_NODES)
         return tide_fail(TIDE_ERR_ARGUMENT, "nodes: %u is not in 1..%d", topology->nodes, TIDE_MAX_NODES);
     if (topology->local < 1 || topology->local > TIDE_MAX_LOCAL)
@@ -23,8 +25,8 @@ static int check_arguments(const tide_topology *topology, const tide_group_desc 
 /* Replaces TIDE_AUTO by the default of every knob whose default does not depend on the plan. */
 static void fill_defaults(tide_options *o)
 {
-#define TIDE_X(name, dflt, lo, hi, help)                                                                                             \
-    if (o->name == TIDE_AUTO)                                                                                                        \
+#define TIDE_X(name, dflt, lo, hi, help)                                                                               \
+    if (o->name == TIDE_AUTO)                                                                                          \
         o->name = (dflt);
     TIDE_KNOBS(TIDE_X)
 #undef TIDE_X
@@ -85,7 +87,8 @@ static int resolve_waves(tide_plan *plan)
         o->c_sum = choice.c_sum;
     if (o->c_land == TIDE_AUTO)
         o->c_land = choice.c_land;
-    status = plan_rs_init(&plan->rs, nodes, local, (uint32_t)o->w_wave, (uint32_t)o->k, (uint32_t)o->n_par, (uint32_t)o->n_part, 0);
+    status = plan_rs_init(&plan->rs, nodes, local, (uint32_t)o->w_wave, (uint32_t)o->k, (uint32_t)o->n_par,
+                          (uint32_t)o->n_part, 0);
     if (status != TIDE_OK)
         return status;
     o->k = plan->rs.k;
@@ -96,7 +99,8 @@ static int resolve_waves(tide_plan *plan)
     if (o->n_out > blocks)
         o->n_out = blocks;
     if (o->n_out < partial)
-        return tide_fail(TIDE_ERR_ARGUMENT, "n_out: %lld, expected at least %u: two consecutive rounds send that many blocks (k %lld)",
+        return tide_fail(TIDE_ERR_ARGUMENT,
+                         "n_out: %lld, expected at least %u: two consecutive rounds send that many blocks (k %lld)",
                          (long long)o->n_out, partial, (long long)o->k);
     plan->rs.n_out = (uint32_t)o->n_out;
     if (nodes == 1)
@@ -116,14 +120,17 @@ static int cut_groups(tide_plan *plan)
         most = tide_max_u64(most, plan->groups[i].cut.part);
     }
     if (o->chunk == TIDE_AUTO)
-        o->chunk = (int64_t)tide_max_u64(DEFAULT_CHUNK, tide_align_up(tide_ceil_div(most, MAX_AUTO_CHUNKS), PLAN_VECTOR));
+        o->chunk =
+            (int64_t)tide_max_u64(DEFAULT_CHUNK, tide_align_up(tide_ceil_div(most, MAX_AUTO_CHUNKS), PLAN_VECTOR));
     o->chunk = (int64_t)tide_min_u64((uint64_t)o->chunk, tide_max_u64(most, MIN_CHUNK));
     for (uint32_t i = 0; i < plan->n_groups; i++) {
         plan_group *g = &plan->groups[i];
         if (g->cut.part / (uint64_t)o->chunk >= UINT32_MAX)
-            return tide_fail(TIDE_ERR_ARGUMENT, "chunk: %lld cuts the %llu elements of group %u into more than 2^32 chunks",
+            return tide_fail(TIDE_ERR_ARGUMENT,
+                             "chunk: %lld cuts the %llu elements of group %u into more than 2^32 chunks",
                              (long long)o->chunk, (unsigned long long)g->cut.part, i);
-        plan_cut_init(&g->cut, plan->topology.nodes, plan->topology.local, plan->rs.n_part, g->geo.elements, (uint64_t)o->chunk);
+        plan_cut_init(&g->cut, plan->topology.nodes, plan->topology.local, plan->rs.n_part, g->geo.elements,
+                      (uint64_t)o->chunk);
     }
     return TIDE_OK;
 }
@@ -168,8 +175,8 @@ static uint64_t digest(const tide_plan *plan)
     return h;
 }
 
-int tide_plan_create(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups, const tide_options *options,
-                     tide_plan **out)
+int tide_plan_create(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
+                     const tide_options *options, tide_plan **out)
 {
     static const tide_options defaults = TIDE_OPTIONS_INIT;
     tide_plan *plan;
@@ -221,7 +228,8 @@ int tide_plan_options(const tide_plan *plan, tide_options *out)
     if (!plan)
         return tide_fail(TIDE_ERR_ARGUMENT, "plan: NULL, expected a plan");
     if (!out || out->size != sizeof *out)
-        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_options from TIDE_OPTIONS_INIT", out ? "wrong size" : "NULL");
+        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_options from TIDE_OPTIONS_INIT",
+                         out ? "wrong size" : "NULL");
     *out = plan->options;
     return TIDE_OK;
 }

@@ -1,8 +1,9 @@
 /*
  * rs.c - Latin-square waves (paper 4.2, App. D) and the cut of the packed output into sub-slices and passes.
  *
- * Contributor c = 1..M of a destination node; c = M is the node itself. Its partial of sub-slice s lies in inbox block s of local
- * rank j = (s - cbar) mod L, so that two contributors of a wave meet in one block exactly when their cbar agree modulo L.
+ * Contributor c = 1..M of a destination node; c = M is the node itself. Its partial of sub-slice s lies in inbox block
+ * s of local rank j = (s - cbar) mod L, so that two contributors of a wave meet in one block exactly when their cbar
+ * agree modulo L.
  */
 #include "plan/plan.h"
 
@@ -17,17 +18,19 @@ static int check_wave(const plan_rs *rs, uint32_t w)
             uint32_t other = wave->first;
             while (plan_cbar(rs->nodes, other) % rs->local != plan_cbar(rs->nodes, c) % rs->local)
                 other++;
-            return tide_fail(TIDE_ERR_UNSUPPORTED,
-                             "w_wave: %u with %u nodes of %u: contributors %u and %u of wave %u would share an inbox block; "
-                             "expected a divisor of %u", rs->w_wave, rs->nodes, rs->local, other, c, w, rs->local);
+            return tide_fail(
+                TIDE_ERR_UNSUPPORTED,
+                "w_wave: %u with %u nodes of %u: contributors %u and %u of wave %u would share an inbox block; "
+                "expected a divisor of %u",
+                rs->w_wave, rs->nodes, rs->local, other, c, w, rs->local);
         }
         taken |= bit;
     }
     return TIDE_OK;
 }
 
-int plan_rs_init(plan_rs *rs, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t k, uint32_t n_par, uint32_t n_part,
-                 uint32_t n_out)
+int plan_rs_init(plan_rs *rs, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t k, uint32_t n_par,
+                 uint32_t n_part, uint32_t n_out)
 {
     uint32_t k_max = nodes > 2 ? nodes - 1 : 1, n_rounds = 0;
     int status;

@@ -26,8 +26,8 @@ static uint32_t clamp_ctas(double wanted)
     return wanted >= MAX_CTAS ? MAX_CTAS : wanted >= 1 ? (uint32_t)wanted : 1;
 }
 
-void plan_solve(const plan_rates *rates, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t n_part, uint64_t s32_bytes,
-                uint32_t grad_item, plan_choice *out)
+void plan_solve(const plan_rates *rates, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t n_part,
+                uint64_t s32_bytes, uint32_t grad_item, plan_choice *out)
 {
     double t_nic = (double)(nodes - 1) * (double)s32_bytes / rates->bw_nic;
     double traffic = local * (double)grad_item / 4 + 1; /* bytes read and written for each output byte */

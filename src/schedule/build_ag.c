@@ -1,9 +1,9 @@
 /*
- * build_ag.c - the all-gather as ops (paper 3): one node by copies into the landings of all local ranks, several nodes by recursive
- * doubling on the rail into the stage and strided copies from there.
+ * build_ag.c - the all-gather as ops (paper 3): one node by copies into the landings of all local ranks, several nodes
+ * by recursive doubling on the rail into the stage and strided copies from there.
  *
  *     stage slot i on node n: the shard of rank ((n + i) mod M, l)
- *     landing of parameter p: | r0 | r1 | ... | rN-1 |   slots i, i+1, ... lie S apart in the stage and L * s_p apart here
+ *     landing of parameter p: | r0 | r1 | ... | rN-1 |  slots i, i+1, ... are S apart in the stage, L * s_p here
  *
  * What orders what:
  *     free     all local ranks' landings may be written        before any copy into them
@@ -31,7 +31,7 @@ typedef struct builder {
     op ignored; /* what a caller's stores go to then */
 } builder;
 
-/* ---- ops ---------------------------------------------------------------------------------------------- */
+/* ---- ops ------------------------------------------------------------------------------------ */
 
 static op *add(builder *b, int kind, int stream, int phase)
 {
@@ -81,7 +81,7 @@ static void rail_op(builder *b, int kind, int phase)
     add(b, kind, STREAM_AG_CALL, phase)->scope = SCOPE_RAIL;
 }
 
-/* ---- addresses and runs ------------------------------------------------------------------------------------ */
+/* ---- addresses and runs --------------------------------------------------------------------- */
 
 static op_addr region(int which, uint32_t bank, int32_t who, uint64_t offset)
 {
@@ -104,15 +104,16 @@ static op_addr moved(op_addr a, uint64_t bytes)
     return a;
 }
 
-static void run(builder *b, op_addr src, op_addr dst, uint64_t width, uint64_t rows, uint64_t src_pitch, uint64_t dst_pitch)
+static void run(builder *b, op_addr src, op_addr dst, uint64_t width, uint64_t rows, uint64_t src_pitch,
+                uint64_t dst_pitch)
 {
     op_run r = {src, dst, width, rows, src_pitch, dst_pitch};
     if (b->status == TIDE_OK)
         b->status = schedule_run(b->s, &r);
 }
 
-/* Parameters from `first` on that lie at equal pitch in shard and landing: one strip each, all of the same size. Empty ones in between
- * take no room and do not count. *next: first parameter behind them. */
+/* Parameters from `first` on that lie at equal pitch in shard and landing: one strip each, all of the same size. Empty
+ * ones in between take no room and do not count. *next: first parameter behind them. */
 static uint32_t equal_params(const geo_group *geo, uint32_t first, uint32_t *next)
 {
     uint32_t n = 1, i = first + 1;
@@ -127,8 +128,8 @@ static uint32_t equal_params(const geo_group *geo, uint32_t first, uint32_t *nex
     return n;
 }
 
-/* `count` packed shards, S apart from `src` on, of ranks first_rank, first_rank + L, ... to their places in the landing `dst`. Of the
- * two ways to fold a pair of axes into strided runs the one with fewer runs is taken. */
+/* `count` packed shards, S apart from `src` on, of ranks first_rank, first_rank + L, ... to their places in the landing
+ * `dst`. Of the two ways to fold a pair of axes into strided runs the one with fewer runs is taken. */
 static void copy_slots(builder *b, op_addr src, uint32_t count, uint32_t first_rank, op_addr dst)
 {
     const geo_group *geo = b->geo;
@@ -136,7 +137,8 @@ static void copy_slots(builder *b, op_addr src, uint32_t count, uint32_t first_r
 
     for (uint32_t i = 0, next; i < geo->n_params; i = next) {
         const geo_param *p = &geo->params[i];
-        uint64_t s = p->strip * item, inner, inner_src, inner_dst, outer = count, outer_src = shard_bytes, outer_dst = b->local * s;
+        uint64_t s = p->strip * item, inner, inner_src, inner_dst;
+        uint64_t outer = count, outer_src = shard_bytes, outer_dst = b->local * s;
         op_addr from = moved(src, p->offset * item), to = moved(dst, p->landing + first_rank * s);
         next = i + 1;
         if (p->shard == 0)
@@ -178,7 +180,7 @@ static void copy_landing(builder *b, op_addr src, op_addr dst)
     }
 }
 
-/* Arguments, cast if need be, to a landing or packed into a slot. One run a parameter: each has a pointer of its own. */
+/* Arguments, cast if need be, to a landing or packed into a slot. A run a parameter: each has its own pointer. */
 static void copy_arguments(builder *b, int stream, op_addr dst, bool packed)
 {
     const geo_group *geo = b->geo;
@@ -203,8 +205,8 @@ static void copy_arguments(builder *b, int stream, op_addr dst, bool packed)
         if (packed)
             run(b, src, moved(dst, p->offset * item), p->shard * unit, 1, p->shard * src_item, p->shard * item);
         else
-            run(b, src, moved(dst, p->landing + b->rank * p->strip * item), p->strip * unit, p->outer, p->strip * src_item,
-                geo->ranks * p->strip * item);
+            run(b, src, moved(dst, p->landing + b->rank * p->strip * item), p->strip * unit, p->outer,
+                p->strip * src_item, geo->ranks * p->strip * item);
     }
 }
 
@@ -226,7 +228,7 @@ static void scatter_slots(builder *b, int stream, int phase, op_addr src, uint32
     }
 }
 
-/* ---- one node ------------------------------------------------------------------------------------------------ */
+/* ---- one node ------------------------------------------------------------------------------- */
 
 static void build_one_node(builder *b)
 {
@@ -250,8 +252,8 @@ static void build_one_node(builder *b)
     } else if (b->geo->input == TIDE_INPUT_ADOPTED) {
         scatter_slots(b, STREAM_AG_CALL, PHASE_AG_PUSH, resident, 1, b->rank, true);
     } else {
-        copy_arguments(b, STREAM_AG_CALL, own, false);
-        for (uint32_t i = 1; i < b->local && !b->multicast && b->geo->elements; i++) { /* the own landing is the peers' source */
+        copy_arguments(b, STREAM_AG_CALL, own, false); /* the own landing is then the peers' source */
+        for (uint32_t i = 1; i < b->local && !b->multicast && b->geo->elements; i++) {
             uint32_t peer = b->node * b->local + (b->local_rank + i) % b->local;
             add(b, OP_COPY, STREAM_AG_CALL, PHASE_AG_PUSH);
             copy_landing(b, own, region(REGION_LANDING, b->bank, (int32_t)peer, 0));
@@ -264,16 +266,17 @@ static void build_one_node(builder *b)
     event(b, OP_RECORD, STREAM_AG_DONE, SCOPE_EXTERN, EVENT_READY, 0);
 }
 
-/* ---- several nodes ----------------------------------------------------------------------------------------------- */
+/* ---- several nodes -------------------------------------------------------------------------- */
 
 static void put_piece(builder *b, uint32_t peer, int sig, op_addr src, op_addr dst, uint64_t bytes)
 {
     if (b->status == TIDE_OK)
-        b->status = schedule_put_striped(b->s, (int32_t)peer, (uint16_t)sig, (uint32_t)b->plan->options.n_ctx, &src, &dst, bytes);
+        b->status = schedule_put_striped(b->s, (int32_t)peer, (uint16_t)sig, (uint32_t)b->plan->options.n_ctx, &src,
+                                         &dst, bytes);
 }
 
-/* Bytes [begin, end) of a round: the first slots one after the other. Without a cast they lie in two places, so that the sender's
- * puts, and with them the signals that the receiver counts, break at S. */
+/* Bytes [begin, end) of a round: the first slots one after the other. Without a cast they lie in two places, so that
+ * the sender's puts, and with them the signals that the receiver counts, break at S. */
 static void put_range(builder *b, uint32_t peer, int sig, const plan_ag_round *r, uint64_t begin, uint64_t end)
 {
     uint64_t shard = b->geo->shard_bytes, cut = b->cast ? begin : tide_min_u64(tide_max_u64(begin, shard), end);
@@ -281,7 +284,8 @@ static void put_range(builder *b, uint32_t peer, int sig, const plan_ag_round *r
 
     put_piece(b, peer, sig, moved(slot_addr(b, 0, b->rank), begin), moved(dst, begin), cut - begin);
     if (end > cut) /* `cut` bytes into the stage with a cast, cut - S without */
-        put_piece(b, peer, sig, b->cast ? moved(slot_addr(b, 0, b->rank), cut) : moved(slot_addr(b, 1, b->rank), cut - shard),
+        put_piece(b, peer, sig,
+                  b->cast ? moved(slot_addr(b, 0, b->rank), cut) : moved(slot_addr(b, 1, b->rank), cut - shard),
                   moved(dst, cut), end - cut);
 }
 
@@ -297,7 +301,9 @@ static void await_range(builder *b, uint32_t peer, int sig, uint64_t begin, uint
 }
 
 /* Slots [first, first + count) of a round that arrive together, and the call event that says so. */
-typedef struct arrival { uint32_t first, count, event; } arrival;
+typedef struct arrival {
+    uint32_t first, count, event;
+} arrival;
 
 static uint32_t split_arrivals(const builder *b, const plan_ag_round *r, bool last, arrival out[MAX_SLOT_GROUPS])
 {
@@ -312,7 +318,8 @@ static uint32_t split_arrivals(const builder *b, const plan_ag_round *r, bool la
     return n;
 }
 
-static void build_round(builder *b, const plan_ag_round *rounds, uint32_t d, bool last, const arrival *arrivals, uint32_t n_arrivals)
+static void build_round(builder *b, const plan_ag_round *rounds, uint32_t d, bool last, const arrival *arrivals,
+                        uint32_t n_arrivals)
 {
     const plan_ag_round *r = &rounds[d];
     uint32_t target = rail_rank(b, b->node + b->nodes - r->distance), source = rail_rank(b, b->node + r->distance);
@@ -358,7 +365,8 @@ static void scatter_arrival(builder *b, const arrival *a)
     event(b, OP_JOIN, STREAM_AG_SCATTER, SCOPE_CALL, (int)a->event, 0);
     while (left > 0) {
         uint32_t node = (b->node + first) % b->nodes, count = left < b->nodes - node ? left : b->nodes - node;
-        scatter_slots(b, STREAM_AG_SCATTER, PHASE_AG_SCATTER, slot_addr(b, first, b->rank), count, node * b->local + b->local_rank, true);
+        scatter_slots(b, STREAM_AG_SCATTER, PHASE_AG_SCATTER, slot_addr(b, first, b->rank), count,
+                      node * b->local + b->local_rank, true);
         first += count;
         left -= count;
     }

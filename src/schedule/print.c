@@ -67,7 +67,7 @@ static const char *addr_name(const op_addr *a, char buffer[80])
     return buffer;
 }
 
-/* ---- text ------------------------------------------------------------------------------------------- */
+/* ---- text ----------------------------------------------------------------------------------- */
 
 #define ITEM "                              "
 
@@ -75,14 +75,16 @@ static void text_copy(const schedule *s, const op *o, tide_text *out)
 {
     char src[80], dst[80];
     if (o->src_dtype == o->dst_dtype)
-        tide_text_put(out, "%u runs of %s%s\n", o->count, o->src_dtype == TIDE_OPAQUE ? "bytes" : tide_dtype_name(o->src_dtype),
+        tide_text_put(out, "%u runs of %s%s\n", o->count,
+                      o->src_dtype == TIDE_OPAQUE ? "bytes" : tide_dtype_name(o->src_dtype),
                       o->flags & OP_SM ? ", by kernel" : "");
     else
-        tide_text_put(out, "%u runs, %s to %s%s\n", o->count, tide_dtype_name(o->src_dtype), tide_dtype_name(o->dst_dtype),
-                      o->flags & OP_SM ? ", by kernel" : "");
+        tide_text_put(out, "%u runs, %s to %s%s\n", o->count, tide_dtype_name(o->src_dtype),
+                      tide_dtype_name(o->dst_dtype), o->flags & OP_SM ? ", by kernel" : "");
     for (uint32_t i = o->first; i < o->first + o->count; i++) {
         const op_run *r = &s->runs[i];
-        tide_text_put(out, ITEM "%s -> %s  %llu x %llu", addr_name(&r->src, src), addr_name(&r->dst, dst), ull(r->rows), ull(r->width));
+        tide_text_put(out, ITEM "%s -> %s  %llu x %llu", addr_name(&r->src, src), addr_name(&r->dst, dst), ull(r->rows),
+                      ull(r->width));
         if (r->rows > 1)
             tide_text_put(out, " pitch %llu -> %llu", ull(r->src_pitch), ull(r->dst_pitch));
         tide_text_put(out, "\n");
@@ -95,7 +97,9 @@ static void text_reduce(const schedule *s, const op *o, tide_text *out)
     tide_text_put(out, "%u segments", o->count);
     if (o->flags & OP_FINAL)
         tide_text_put(out, ", out = %salpha * sum",
-                      o->flags & OP_BETA_ONE ? "out + " : o->flags & OP_BETA_CALL ? "(accumulate ? out : 0) + " : "");
+                      o->flags & OP_BETA_ONE    ? "out + "
+                      : o->flags & OP_BETA_CALL ? "(accumulate ? out : 0) + "
+                                                : "");
     tide_text_put(out, "\n");
     for (uint32_t i = o->first; i < o->first + o->count; i++) {
         const op_segment *g = &s->segments[i];
@@ -121,8 +125,8 @@ static void text_put(const schedule *s, const op *o, tide_text *out)
     tide_text_put(out, "%u transfers\n", o->count);
     for (uint32_t i = o->first; i < o->first + o->count; i++) {
         const op_put *p = &s->puts[i];
-        tide_text_put(out, ITEM "%s -> %s  %llu B, ctx %u, %s to %d\n", addr_name(&p->src, src), addr_name(&p->dst, dst), ull(p->bytes),
-                      p->ctx, signal_names[p->sig], p->peer);
+        tide_text_put(out, ITEM "%s -> %s  %llu B, ctx %u, %s to %d\n", addr_name(&p->src, src),
+                      addr_name(&p->dst, dst), ull(p->bytes), p->ctx, signal_names[p->sig], p->peer);
     }
 }
 
@@ -133,8 +137,8 @@ static void text_posts(const schedule *s, const op *o, tide_text *out)
     if (o->scope == SCOPE_RAIL) {
         for (uint32_t i = o->first; i < o->first + o->count; i++) {
             const op_post *p = &s->posts[i];
-            tide_text_put(out, "%s%s %s %d ctx %u", i > o->first ? ", " : "", signal_names[p->sig], o->kind == OP_SIGNAL ? "to" : "from",
-                          p->rank, p->ctx);
+            tide_text_put(out, "%s%s %s %d ctx %u", i > o->first ? ", " : "", signal_names[p->sig],
+                          o->kind == OP_SIGNAL ? "to" : "from", p->rank, p->ctx);
             if (p->count > 1)
                 tide_text_put(out, " x%u", p->count);
         }
@@ -158,8 +162,8 @@ void schedule_print(const schedule *s, const tide_plan *plan, tide_text *out)
     char name[64];
 
     tide_text_put(out, "%s of group %u \"%s\" on rank %u: %u ops, digest %016llx, tag %016llx\n",
-                  s->kind == SCHEDULE_AG ? "all_gather" : "reduce_scatter", s->group, plan->groups[s->group].geo.name, s->rank, s->n_ops,
-                  ull(schedule_digest(s)), ull(s->tag));
+                  s->kind == SCHEDULE_AG ? "all_gather" : "reduce_scatter", s->group, plan->groups[s->group].geo.name,
+                  s->rank, s->n_ops, ull(schedule_digest(s)), ull(s->tag));
     for (uint32_t i = 0; i < s->n_ops && out->status == TIDE_OK; i++) {
         const op *o = &s->ops[i];
         if (s->kind == SCHEDULE_RS && i == s->n_read)
@@ -189,7 +193,7 @@ void schedule_print(const schedule *s, const tide_plan *plan, tide_text *out)
     }
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------------- */
+/* ---- JSON ----------------------------------------------------------------------------------- */
 
 static void json_addr(const char *key, const op_addr *a, tide_text *out)
 {
@@ -215,13 +219,15 @@ static void json_segment(const op_segment *g, tide_text *out)
 {
     tide_text_put(out, "{");
     json_addr("dst", &g->dst, out);
-    tide_text_put(out, ", \"dst_pitch\": %llu, \"elements\": %llu, \"rows\": %u, \"sources\": [", ull(g->dst_pitch), ull(g->elems), g->rows);
+    tide_text_put(out, ", \"dst_pitch\": %llu, \"elements\": %llu, \"rows\": %u, \"sources\": [", ull(g->dst_pitch),
+                  ull(g->elems), g->rows);
     for (uint32_t k = 0; k < g->n_sets; k++) {
         const op_sources *q = &g->source[k];
         tide_text_put(out, k ? ", {" : "{");
         json_addr("at", &q->at, out);
-        tide_text_put(out, ", \"row_pitch\": %llu, \"step\": %llu, \"count\": %u, \"rank_step\": %u, \"dtype\": \"%s\"}", ull(q->row_pitch),
-                      ull(q->step), q->count, q->rank_step, tide_dtype_name(q->dtype));
+        tide_text_put(out,
+                      ", \"row_pitch\": %llu, \"step\": %llu, \"count\": %u, \"rank_step\": %u, \"dtype\": \"%s\"}",
+                      ull(q->row_pitch), ull(q->step), q->count, q->rank_step, tide_dtype_name(q->dtype));
     }
     tide_text_put(out, "]}");
 }
@@ -234,8 +240,8 @@ static void json_item(const schedule *s, const op *o, uint32_t i, tide_text *out
         json_addr("src", &r->src, out);
         tide_text_put(out, ", ");
         json_addr("dst", &r->dst, out);
-        tide_text_put(out, ", \"width\": %llu, \"rows\": %llu, \"src_pitch\": %llu, \"dst_pitch\": %llu}", ull(r->width), ull(r->rows),
-                      ull(r->src_pitch), ull(r->dst_pitch));
+        tide_text_put(out, ", \"width\": %llu, \"rows\": %llu, \"src_pitch\": %llu, \"dst_pitch\": %llu}",
+                      ull(r->width), ull(r->rows), ull(r->src_pitch), ull(r->dst_pitch));
     } else if (o->kind == OP_REDUCE) {
         json_segment(&s->segments[i], out);
     } else if (o->kind == OP_PUT) {
@@ -247,7 +253,8 @@ static void json_item(const schedule *s, const op *o, uint32_t i, tide_text *out
         tide_text_put(out, ", \"bytes\": %llu}", ull(p->bytes));
     } else if (o->scope == SCOPE_RAIL) {
         const op_post *p = &s->posts[i];
-        tide_text_put(out, "{\"rank\": %d, \"ctx\": %u, \"signal\": \"%s\", \"count\": %u}", p->rank, p->ctx, signal_names[p->sig], p->count);
+        tide_text_put(out, "{\"rank\": %d, \"ctx\": %u, \"signal\": \"%s\", \"count\": %u}", p->rank, p->ctx,
+                      signal_names[p->sig], p->count);
     } else {
         tide_text_put(out, "%d", s->posts[i].rank);
     }
@@ -258,21 +265,24 @@ static void json_op(const schedule *s, const op *o, tide_text *out)
     static const char *const item_keys[OP_KIND_COUNT] = {"runs", "segments", "transfers", "posts", "posts", NULL, NULL};
     char name[64];
 
-    tide_text_put(out, "{\"kind\": \"%s\", \"stream\": \"%s\", \"phase\": \"%s\"", kind_names[o->kind], op_stream_name(o->stream, name),
-                  op_phase_name(o->phase));
+    tide_text_put(out, "{\"kind\": \"%s\", \"stream\": \"%s\", \"phase\": \"%s\"", kind_names[o->kind],
+                  op_stream_name(o->stream, name), op_phase_name(o->phase));
     if (o->kind == OP_COPY)
-        tide_text_put(out, ", \"src_dtype\": \"%s\", \"dst_dtype\": \"%s\"", tide_dtype_name(o->src_dtype), tide_dtype_name(o->dst_dtype));
+        tide_text_put(out, ", \"src_dtype\": \"%s\", \"dst_dtype\": \"%s\"", tide_dtype_name(o->src_dtype),
+                      tide_dtype_name(o->dst_dtype));
     if (o->kind == OP_REDUCE)
         tide_text_put(out, ", \"final\": %s, \"adds_to\": \"%s\"", o->flags & OP_FINAL ? "true" : "false",
-                      o->flags & OP_BETA_ONE ? "output" : o->flags & OP_BETA_CALL ? "output if the call accumulates" : "zero");
+                      o->flags & OP_BETA_ONE    ? "output"
+                      : o->flags & OP_BETA_CALL ? "output if the call accumulates"
+                                                : "zero");
     if (o->kind == OP_SIGNAL || o->kind == OP_WAIT || o->kind == OP_RECORD || o->kind == OP_JOIN)
         tide_text_put(out, ", \"scope\": \"%s\"", scope_names[o->scope]);
     if (o->kind == OP_RECORD || o->kind == OP_JOIN) {
         tide_text_put(out, ", \"event\": ");
         tide_text_json_string(out, event_name(o, name));
     } else if (o->scope == SCOPE_LOCAL && (o->kind == OP_SIGNAL || o->kind == OP_WAIT)) {
-        tide_text_put(out, ", \"counter\": \"%s\", \"delta\": %llu, \"check_tag\": %s", counter_name(o, name), ull(o->delta),
-                      o->flags & OP_CHECK_TAG ? "true" : "false");
+        tide_text_put(out, ", \"counter\": \"%s\", \"delta\": %llu, \"check_tag\": %s", counter_name(o, name),
+                      ull(o->delta), o->flags & OP_CHECK_TAG ? "true" : "false");
     }
     if (item_keys[o->kind]) {
         tide_text_put(out, ", \"%s\": [", item_keys[o->kind]);
@@ -291,10 +301,13 @@ void schedule_print_json(const schedule *s, const tide_plan *plan, tide_text *ou
     tide_text_put(out, "{\"schema\": 1, \"collective\": \"%s\", \"group\": %u, \"name\": ",
                   s->kind == SCHEDULE_AG ? "all_gather" : "reduce_scatter", s->group);
     tide_text_json_string(out, plan->groups[s->group].geo.name);
-    tide_text_put(out, ", \"rank\": %u, \"digest\": \"%016llx\", \"tag\": \"%016llx\", \"n_args\": %u, \"n_read\": %u, \"steps\": [", s->rank,
-                  ull(schedule_digest(s)), ull(s->tag), s->n_args, s->n_read);
+    tide_text_put(
+        out,
+        ", \"rank\": %u, \"digest\": \"%016llx\", \"tag\": \"%016llx\", \"n_args\": %u, \"n_read\": %u, \"steps\": [",
+        s->rank, ull(schedule_digest(s)), ull(s->tag), s->n_args, s->n_read);
     for (uint32_t i = 0; i < s->n_steps; i++)
-        tide_text_put(out, "%s{\"resource\": %u, \"step\": %llu}", i ? ", " : "", s->steps[i].resource, ull(s->steps[i].step));
+        tide_text_put(out, "%s{\"resource\": %u, \"step\": %llu}", i ? ", " : "", s->steps[i].resource,
+                      ull(s->steps[i].step));
     tide_text_put(out, "], \"ops\": [");
     for (uint32_t i = 0; i < s->n_ops && out->status == TIDE_OK; i++) {
         if (i)

@@ -3,11 +3,13 @@
 
 #include "schedule/schedule.h"
 
-_Static_assert((int)SIG_COUNT == (int)PLAN_RAIL_SIGNALS, "the rail words in plan_control_bytes have one word a signal index");
+_Static_assert((int)SIG_COUNT == (int)PLAN_RAIL_SIGNALS,
+               "the rail words in plan_control_bytes have one word a signal index");
 
 const char *op_stream_name(int stream, char buffer[24])
 {
-    static const char *const names[] = {"ag.ready", "ag.call", "ag.scatter", "ag.done", "rs.stash", "rs.sum", "rs.net", "rs.land"};
+    static const char *const names[] = {"ag.ready", "ag.call", "ag.scatter", "ag.done",
+                                        "rs.stash", "rs.sum",  "rs.net",     "rs.land"};
     if (stream >= 0 && stream < STREAM_RS_PUSH0)
         snprintf(buffer, 24, "%s", names[stream]);
     else
@@ -18,9 +20,10 @@ const char *op_stream_name(int stream, char buffer[24])
 const char *op_phase_name(int phase)
 {
     static const char *const names[PHASE_COUNT] = {
-        "all_gather free",       "all_gather push",    "all_gather credit", "all_gather go",          "all_gather heads",
-        "all_gather tails",      "all_gather scatter", "all_gather done",   "reduce_scatter stash",   "reduce_scatter push",
-        "reduce_scatter sum",    "reduce_scatter credit", "reduce_scatter arrive", "reduce_scatter land",
+        "all_gather free",       "all_gather push",     "all_gather credit",  "all_gather go",
+        "all_gather heads",      "all_gather tails",    "all_gather scatter", "all_gather done",
+        "reduce_scatter stash",  "reduce_scatter push", "reduce_scatter sum", "reduce_scatter credit",
+        "reduce_scatter arrive", "reduce_scatter land",
     };
     return phase >= 0 && phase < PHASE_COUNT ? names[phase] : "invalid";
 }
@@ -118,7 +121,8 @@ uint32_t schedule_stripes(uint64_t bytes, uint32_t n_ctx)
     return (uint32_t)tide_max_u64(1, tide_min_u64(n_ctx, bytes / SCHEDULE_STRIPE_BYTES));
 }
 
-int schedule_put_striped(schedule *s, int32_t peer, uint16_t sig, uint32_t n_ctx, const op_addr *src, const op_addr *dst, uint64_t bytes)
+int schedule_put_striped(schedule *s, int32_t peer, uint16_t sig, uint32_t n_ctx, const op_addr *src,
+                         const op_addr *dst, uint64_t bytes)
 {
     uint32_t n = schedule_stripes(bytes, n_ctx);
     for (uint32_t i = 0; i < n; i++) {
@@ -172,7 +176,7 @@ uint64_t schedule_tag(const tide_plan *plan, int kind, uint32_t group, const uin
     return h;
 }
 
-/* ---- digest -------------------------------------------------------------------------------- */
+/* ---- digest --------------------------------------------------------------------------------- */
 
 static uint64_t digest_addr(uint64_t h, const op_addr *a)
 {
@@ -233,16 +237,17 @@ static uint64_t digest_posts(uint64_t h, const schedule *s, const op *o)
 uint64_t schedule_digest(const schedule *s)
 {
     uint64_t h = tide_fnv_u64(TIDE_FNV_BASIS, (uint64_t)s->kind);
-    const uint32_t header[] = {s->rank, s->nodes, s->local, s->group, s->n_args, s->n_read, s->n_call_events, s->n_ops, s->n_steps};
+    const uint32_t header[] = {s->rank,   s->nodes,         s->local, s->group,  s->n_args,
+                               s->n_read, s->n_call_events, s->n_ops, s->n_steps};
 
     for (size_t i = 0; i < sizeof header / sizeof header[0]; i++)
         h = tide_fnv_u64(h, header[i]);
     h = tide_fnv_u64(h, s->tag);
     for (uint32_t i = 0; i < s->n_ops; i++) {
         const op *o = &s->ops[i];
-        h = tide_fnv_u64(h, (uint64_t)o->kind | (uint64_t)o->stream << 8 | (uint64_t)o->phase << 16 | (uint64_t)o->scope << 24 |
-                                (uint64_t)o->flags << 32 | (uint64_t)o->src_dtype << 40 | (uint64_t)o->dst_dtype << 48 |
-                                (uint64_t)o->which << 56);
+        h = tide_fnv_u64(h, (uint64_t)o->kind | (uint64_t)o->stream << 8 | (uint64_t)o->phase << 16 |
+                                (uint64_t)o->scope << 24 | (uint64_t)o->flags << 32 | (uint64_t)o->src_dtype << 40 |
+                                (uint64_t)o->dst_dtype << 48 | (uint64_t)o->which << 56);
         h = tide_fnv_u64(h, (uint64_t)o->resource | (uint64_t)o->event << 16 | (uint64_t)o->bank << 32);
         h = tide_fnv_u64(h, (uint64_t)o->index << 32 | o->count);
         h = tide_fnv_u64(h, o->delta);

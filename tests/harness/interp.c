@@ -11,7 +11,7 @@ typedef struct call {
     float alpha;
     int accumulate;
     uint16_t parity;
-    uint64_t *base;    /* of every resource, when the call was enqueued */
+    uint64_t *base;     /* of every resource, when the call was enqueued */
     uint32_t *recorded; /* event instance of every CALL event; 0: not recorded yet */
 } call;
 
@@ -39,14 +39,19 @@ typedef struct packet {
     uint64_t n;
 } packet;
 
-typedef struct named_event { uint64_t key; uint32_t instance; } named_event;
-typedef struct word { uint64_t value, tag; } word;
+typedef struct named_event {
+    uint64_t key;
+    uint32_t instance;
+} named_event;
+typedef struct word {
+    uint64_t value, tag;
+} word;
 
 typedef struct rank_state {
     uint8_t *memory[REGION_COUNT];
     stream *streams; /* the last one is the caller's */
     uint64_t *base;
-    word *words;     /* [resource][which][poster] */
+    word *words;       /* [resource][which][poster] */
     uint32_t *arrived; /* [lane][from node][ctx][sig], not yet consumed */
     named_event *events;
     size_t n_events;
@@ -70,7 +75,7 @@ struct interp {
 
 enum { CTXS = 16 };
 
-/* ---- small things --------------------------------------------------------------------------------- */
+/* ---- small things --------------------------------------------------------------------------- */
 
 static void *grab(size_t n, size_t bytes)
 {
@@ -121,7 +126,8 @@ static const char *op_text(const interp *t, uint32_t rank, const item *it, char 
         snprintf(text, 160, "rank %u caller", rank);
     else
         snprintf(text, 160, "rank %u %s op %u %s (%s, group %u)", rank, op_stream_name(it->op->stream, name),
-                 (unsigned)(it->op - it->call->s->ops), kinds[it->op->kind], op_phase_name(it->op->phase), it->call->s->group);
+                 (unsigned)(it->op - it->call->s->ops), kinds[it->op->kind], op_phase_name(it->op->phase),
+                 it->call->s->group);
     return text;
 }
 
@@ -176,7 +182,7 @@ static void push(stream *q, const item *it)
     q->items[q->count++] = *it;
 }
 
-/* ---- creation ---------------------------------------------------------------------------------------- */
+/* ---- creation ------------------------------------------------------------------------------- */
 
 interp *interp_create(const tide_plan *plan, uint64_t seed)
 {
@@ -245,7 +251,7 @@ uint8_t *interp_memory(interp *t, int region, uint32_t bank, uint32_t rank)
     return t->ranks[rank].memory[region] + t->plan->map.region[region].banks[bank].offset;
 }
 
-/* ---- enqueueing ------------------------------------------------------------------------------------------ */
+/* ---- enqueueing ----------------------------------------------------------------------------- */
 
 static stream *caller(interp *t, uint32_t rank)
 {
@@ -283,7 +289,9 @@ static int bind_event(interp *t, rank_state *r, call *c, item *it)
     } else if (o->scope == SCOPE_RESOURCE) {
         slot = event_slot(r, resource_key(o, c));
     } else if (o->scope == SCOPE_EXTERN) {
-        slot = event_slot(r, extern_key(o->event, o->event == EVENT_FREE ? o->bank : o->event <= EVENT_GATE ? 0 : c->s->group));
+        slot = event_slot(r, extern_key(o->event, o->event == EVENT_FREE   ? o->bank
+                                                  : o->event <= EVENT_GATE ? 0
+                                                                           : c->s->group));
     } else {
         return op_fail(t, c->s->rank, it, "event with a scope that is not one");
     }
@@ -314,7 +322,8 @@ static int enqueue_ops(interp *t, call *c, uint32_t from, uint32_t to)
         it.op = &c->s->ops[i];
         if (it.op->stream >= t->n_streams - 1)
             return op_fail(t, c->s->rank, &it, "no such stream");
-        rail = it.op->kind == OP_PUT || ((it.op->kind == OP_SIGNAL || it.op->kind == OP_WAIT) && it.op->scope == SCOPE_RAIL);
+        rail = it.op->kind == OP_PUT ||
+               ((it.op->kind == OP_SIGNAL || it.op->kind == OP_WAIT) && it.op->scope == SCOPE_RAIL);
         if (rail && it.op->stream != (c->s->kind == SCHEDULE_AG ? STREAM_AG_CALL : STREAM_RS_NET))
             return op_fail(t, c->s->rank, &it, "a rail op outside the lane's one rail stream");
         if ((it.op->kind == OP_RECORD || it.op->kind == OP_JOIN) && bind_event(t, r, c, &it) != 0)
@@ -365,7 +374,8 @@ int interp_consume(interp *t, uint32_t rank, int event, uint32_t group, interp_f
     if (event >= 0) {
         it.instance = *event_slot(&t->ranks[rank], extern_key(event, group));
         if (!it.instance)
-            return interp_fail(t, "rank %u: the caller waits for event %d of group %u, which no schedule records", rank, event, group);
+            return interp_fail(t, "rank %u: the caller waits for event %d of group %u, which no schedule records", rank,
+                               event, group);
     }
     it.fn = fn;
     it.context = context;
@@ -384,12 +394,13 @@ int interp_free_slot(interp *t, uint32_t rank, uint32_t slot)
     return 0;
 }
 
-/* ---- addresses ---------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------ */
 
 enum access { READ_OWN, READ_NODE, WRITE_OWN, WRITE_NODE };
 
 /* Pointer to `extent` bytes at `a`, checked; rank `who` overrides a.who for regions. NULL after a failure. */
-static uint8_t *resolve(interp *t, uint32_t rank, const item *it, const op_addr *a, uint32_t who, uint64_t extent, int access)
+static uint8_t *resolve(interp *t, uint32_t rank, const item *it, const op_addr *a, uint32_t who, uint64_t extent,
+                        int access)
 {
     const call *c = it->call;
     uint32_t bank = a->bank == BANK_CALL ? c->parity : a->bank;
@@ -415,8 +426,8 @@ static uint8_t *resolve(interp *t, uint32_t rank, const item *it, const op_addr 
     if (a->offset > b->bytes || extent > b->bytes - a->offset) {
         char text[160];
         interp_fail(t, "%s: bytes %llu..%llu of region %s bank %u, which has %llu", op_text(t, rank, it, text),
-                    (unsigned long long)a->offset, (unsigned long long)(a->offset + extent), plan_region_name(a->region), bank,
-                    (unsigned long long)b->bytes);
+                    (unsigned long long)a->offset, (unsigned long long)(a->offset + extent),
+                    plan_region_name(a->region), bank, (unsigned long long)b->bytes);
         return NULL;
     }
     return interp_memory(t, a->region, bank, who) + a->offset;
@@ -450,7 +461,7 @@ static void store(uint8_t *p, int dtype, float f)
     memcpy(p, &h, 2);
 }
 
-/* ---- the seven kinds --------------------------------------------------------------------------------------------- */
+/* ---- the seven kinds ------------------------------------------------------------------------ */
 
 static int do_run(interp *t, uint32_t rank, const item *it, const op_run *r)
 {
@@ -496,7 +507,8 @@ static int do_run(interp *t, uint32_t rank, const item *it, const op_run *r)
 }
 
 /* Adds the sources of one set in order; *have says whether `sum` holds anything yet. */
-static int add_set(interp *t, uint32_t rank, const item *it, const op_segment *g, const op_sources *q, float *sums, bool *have)
+static int add_set(interp *t, uint32_t rank, const item *it, const op_segment *g, const op_sources *q, float *sums,
+                   bool *have)
 {
     uint32_t count = q->count;
     bool node = q->at.space == SPACE_REGION && q->at.who == WHO_NODE;
@@ -692,7 +704,7 @@ static int try_wait(interp *t, uint32_t rank, const item *it)
     return 1;
 }
 
-/* ---- running -------------------------------------------------------------------------------------------------------- */
+/* ---- running -------------------------------------------------------------------------------- */
 
 /* Runs one item of the stream's head. 1: went on, 0: blocked, -1: failed. */
 static int step_stream(interp *t, uint32_t rank, stream *q)
@@ -725,7 +737,8 @@ static int step_stream(interp *t, uint32_t rank, stream *q)
         return status;
     }
     if (q->done == 0) /* items of an op have no order among each other, but puts and posts of a context do */
-        q->start = o->count && (o->kind == OP_COPY || o->kind == OP_REDUCE) ? (uint32_t)(interp_random(t) % o->count) : 0;
+        q->start =
+            o->count && (o->kind == OP_COPY || o->kind == OP_REDUCE) ? (uint32_t)(interp_random(t) % o->count) : 0;
     if (q->done < o->count) {
         at = o->first + (q->start + q->done) % o->count;
         if (o->kind == OP_COPY)
@@ -821,13 +834,16 @@ static int report_deadlock(interp *t)
                 for (uint32_t i = 0; i < it->op->count && used + 200 < sizeof text; i++) {
                     const op_post *p = &it->call->s->posts[it->op->first + i];
                     if (it->op->scope == SCOPE_RAIL)
-                        used += (size_t)snprintf(text + used, sizeof text - used, " [%d ctx %u sig %u: %u of %u]", p->rank, p->ctx, p->sig,
-                                                 *arrivals(t, r, it->call->s->kind == SCHEDULE_RS, (uint32_t)p->rank, p->ctx, p->sig), p->count);
+                        used += (size_t)snprintf(
+                            text + used, sizeof text - used, " [%d ctx %u sig %u: %u of %u]", p->rank, p->ctx, p->sig,
+                            *arrivals(t, r, it->call->s->kind == SCHEDULE_RS, (uint32_t)p->rank, p->ctx, p->sig),
+                            p->count);
                     else
-                        used += (size_t)snprintf(text + used, sizeof text - used, " [%d resource %u.%u: %llu of %llu]", p->rank,
-                                                 it->op->resource, it->op->which,
-                                                 (unsigned long long)local_word(t, r, it->op, (uint32_t)p->rank)->value,
-                                                 (unsigned long long)(it->call->base[it->op->resource] + it->op->delta));
+                        used +=
+                            (size_t)snprintf(text + used, sizeof text - used, " [%d resource %u.%u: %llu of %llu]",
+                                             p->rank, it->op->resource, it->op->which,
+                                             (unsigned long long)local_word(t, r, it->op, (uint32_t)p->rank)->value,
+                                             (unsigned long long)(it->call->base[it->op->resource] + it->op->delta));
                 }
         }
     return blocked ? interp_fail(t, "deadlock: %u streams are blocked for good:%.*s", blocked, (int)used, text) : 0;
@@ -843,8 +859,9 @@ int interp_run(interp *t)
     for (uint32_t r = 0; r < t->n_ranks; r++)
         for (uint32_t i = 0; i < 2 * t->nodes * CTXS * SIG_COUNT; i++)
             if (t->ranks[r].arrived[i])
-                return interp_fail(t, "rank %u: %u rail signals from node %u (lane %u, ctx %u, sig %u) were never waited for", r,
-                                   t->ranks[r].arrived[i], i / (CTXS * SIG_COUNT) % t->nodes, i / (CTXS * SIG_COUNT * t->nodes),
-                                   i / SIG_COUNT % CTXS, i % SIG_COUNT);
+                return interp_fail(
+                    t, "rank %u: %u rail signals from node %u (lane %u, ctx %u, sig %u) were never waited for", r,
+                    t->ranks[r].arrived[i], i / (CTXS * SIG_COUNT) % t->nodes, i / (CTXS * SIG_COUNT * t->nodes),
+                    i / SIG_COUNT % CTXS, i % SIG_COUNT);
     return 0;
 }

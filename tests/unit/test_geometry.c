@@ -59,7 +59,8 @@ static void rows_are_padded_and_packed(void **state)
 /* Spans of every [begin, end) of every rank enumerate exactly the elements that indexing by coordinates finds. */
 static void spans_match_coordinates(void **state)
 {
-    const tide_param params[] = {{"a", 2, 0, {10, 3}}, {"b", 3, 1, {3, 8, 2}}, {"c", 2, 1, {4, 4}}, {"d", 2, 1, {1, 12}}};
+    const tide_param params[] = {
+        {"a", 2, 0, {10, 3}}, {"b", 3, 1, {3, 8, 2}}, {"c", 2, 1, {4, 4}}, {"d", 2, 1, {1, 12}}};
     geo_group g;
     (void)state;
     assert_int_equal(init_one(&g, 1, 4, params, 4), TIDE_OK);
@@ -135,8 +136,10 @@ static void bad_descriptions_name_the_field(void **state)
         {{"a", 0, 1, {0}}, "group 3 param 0 shard_dim: 1 is not in 0..0"},
         {{"a", 2, 1, {4, 6}}, "group 3 param 0 dims[1]: 6 is not a multiple of the 4 ranks, as shard_dim 1 > 0 needs"},
         {{"a", 1, 0, {INT64_MAX}}, "group 3 param 0: the parameter padded over all ranks exceeds 2^63 bytes"},
-        {{"a", 3, 0, {INT64_C(1) << 31, INT64_C(1) << 31, 4}}, "group 3 param 0: the parameter padded over all ranks exceeds 2^63 bytes"},
-        {{"a", 2, 1, {INT64_C(1) << 40, INT64_C(1) << 40}}, "group 3 param 0: the parameter padded over all ranks exceeds 2^63 bytes"},
+        {{"a", 3, 0, {INT64_C(1) << 31, INT64_C(1) << 31, 4}},
+         "group 3 param 0: the parameter padded over all ranks exceeds 2^63 bytes"},
+        {{"a", 2, 1, {INT64_C(1) << 40, INT64_C(1) << 40}},
+         "group 3 param 0: the parameter padded over all ranks exceeds 2^63 bytes"},
         {{"a", 1, 0, {INT64_C(1) << 61}}, "group 3 param 0: the parameter padded over all ranks exceeds 2^63 bytes"},
     };
     geo_group g;
@@ -146,7 +149,8 @@ static void bad_descriptions_name_the_field(void **state)
         assert_string_equal(tide_last_error(), bad[i].text);
     }
     /* each fits, the sum does not */
-    const tide_param three[] = {{"a", 1, 0, {INT64_C(1) << 60}}, {"b", 1, 0, {INT64_C(1) << 60}}, {"c", 1, 0, {INT64_C(1) << 60}}};
+    const tide_param three[] = {
+        {"a", 1, 0, {INT64_C(1) << 60}}, {"b", 1, 0, {INT64_C(1) << 60}}, {"c", 1, 0, {INT64_C(1) << 60}}};
     assert_int_equal(init_one(&g, 2, 2, three, 1), TIDE_OK);
     geo_group_clear(&g);
     assert_int_equal(init_one(&g, 2, 2, three, 3), TIDE_ERR_ARGUMENT);
@@ -185,8 +189,10 @@ static void every_failed_allocation_is_reported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_padded_and_packed), cmocka_unit_test(spans_match_coordinates),
-        cmocka_unit_test(subset_packs_anew), cmocka_unit_test(bad_descriptions_name_the_field),
+        cmocka_unit_test(rows_are_padded_and_packed),
+        cmocka_unit_test(spans_match_coordinates),
+        cmocka_unit_test(subset_packs_anew),
+        cmocka_unit_test(bad_descriptions_name_the_field),
         cmocka_unit_test(every_failed_allocation_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

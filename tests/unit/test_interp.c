@@ -1,4 +1,5 @@
-/* The interpreter of op lists on hand-written lists: sums, parities, fragments, and every rule that it must hold a list to. */
+/* The interpreter of op lists on hand-written lists: sums, parities, fragments, and every rule that it must hold a list
+ * to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -128,7 +129,9 @@ static void exchange_and_add(uint32_t r)
         if (which == WORD_B) {
             o = append(r, OP_REDUCE, STREAM_RS_LAND, 0);
             o->flags = OP_FINAL | OP_BETA_CALL;
-            schedule_segment(&lists[r], &(op_segment){arg(1), 0, ELEMENTS, 1, 1, {{at(REGION_INBOX, 0, WHO_NODE, 0), 0, 0, 2, 1, TIDE_F32}}});
+            schedule_segment(
+                &lists[r],
+                &(op_segment){arg(1), 0, ELEMENTS, 1, 1, {{at(REGION_INBOX, 0, WHO_NODE, 0), 0, 0, 2, 1, TIDE_F32}}});
         }
         for (int kind = OP_SIGNAL; kind <= OP_WAIT; kind++) {
             o = append(r, kind, STREAM_RS_LAND, SCOPE_LOCAL);
@@ -230,7 +233,8 @@ static void sources_are_added_in_order(void **state)
     grads[0][1] = 1;
     grads[0][2] = big;
     for (int first = 0; first < 2; first++) {
-        const op_sources ones = {arg(0), 0, 4, 2, 0, TIDE_F32}, one_big = {{SPACE_ARG, 0, 0, 0, 8}, 0, 0, 1, 0, TIDE_F32};
+        const op_sources ones = {arg(0), 0, 4, 2, 0, TIDE_F32},
+                         one_big = {{SPACE_ARG, 0, 0, 0, 8}, 0, 0, 1, 0, TIDE_F32};
         op_segment g = {arg(1), 0, 1, 1, 2, {first ? one_big : ones, first ? ones : one_big}};
         g.dst.offset = 4 * (uint64_t)first;
         o = append(0, OP_REDUCE, STREAM_RS_SUM, 0);
@@ -249,7 +253,7 @@ static void sources_are_added_in_order(void **state)
     assert_true(outs[0][2] == 3);
 }
 
-/* ---- rules ---------------------------------------------------------------------------------------------------- */
+/* ---- rules ---------------------------------------------------------------------------------- */
 
 static void one_run(op_addr src, op_addr dst, uint64_t bytes, const char *text)
 {
@@ -366,10 +370,21 @@ int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, open_lists, close_lists)
     const struct CMUnitTest tests[] = {
-        CASE(fragments_parities_and_sums), CASE(casts_zeros_and_shared_landings), CASE(sources_are_added_in_order),
-        CASE(bounds), CASE(bank_out_of_range), CASE(argument_out_of_range), CASE(other_node), CASE(pull),
-        CASE(call_event_too_late), CASE(rail_on_two_streams), CASE(rail_to_another_rail), CASE(signal_that_nobody_takes),
-        CASE(falling_counter), CASE(deadlock_names_who_waits), CASE(net_without_read),
+        CASE(fragments_parities_and_sums),
+        CASE(casts_zeros_and_shared_landings),
+        CASE(sources_are_added_in_order),
+        CASE(bounds),
+        CASE(bank_out_of_range),
+        CASE(argument_out_of_range),
+        CASE(other_node),
+        CASE(pull),
+        CASE(call_event_too_late),
+        CASE(rail_on_two_streams),
+        CASE(rail_to_another_rail),
+        CASE(signal_that_nobody_takes),
+        CASE(falling_counter),
+        CASE(deadlock_names_who_waits),
+        CASE(net_without_read),
     };
     return cmocka_run_group_tests(tests, open_plan, close_plan);
 }

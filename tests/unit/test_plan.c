@@ -41,7 +41,7 @@ static void all_gather_rounds_cover_every_slot(void **state)
     }
 }
 
-/* ---- the audit of the paper's App. D ------------------------------------------------------------ */
+/* ---- the audit of the paper's App. D -------------------------------------------------------- */
 
 /* Two calls: the blocks of rank j that hold a partial when a wave lands are exactly the wave's, one a contributor. */
 static bool stale_free(const plan_rs *rs, uint32_t j)
@@ -106,10 +106,11 @@ static void audit_counts(void **state)
                 assert_int_equal(sent, m - 1);
                 assert_in_range(plan_rs_partial_outbox(&rs), 1, 2 * rs.k < m - 1 ? 2 * rs.k : m - 1);
                 accepted += 2; /* full and partial outbox */
-                if (k == 1) /* neither k nor the outbox moves a block */
+                if (k == 1)    /* neither k nor the outbox moves a block */
                     for (uint32_t n_part = 1; n_part <= 4; n_part++) {
                         plan_rs parts;
-                        assert_int_equal(plan_rs_init(&parts, m, 8, w, 1, m > w || n_part > 1 ? 2 : 1, n_part, 0), TIDE_OK);
+                        assert_int_equal(plan_rs_init(&parts, m, 8, w, 1, m > w || n_part > 1 ? 2 : 1, n_part, 0),
+                                         TIDE_OK);
                         assert_true(stale_free(&parts, m % 8));
                         if (m <= 33)
                             for (uint32_t j = 0; j < 8; j++)
@@ -128,8 +129,9 @@ static void collision_names_wave_and_contributors(void **state)
     plan_rs rs;
     (void)state;
     assert_int_equal(plan_rs_init(&rs, 9, 8, 3, 4, 2, 1, 8), TIDE_ERR_UNSUPPORTED);
-    assert_string_equal(tide_last_error(), "w_wave: 3 with 9 nodes of 8: contributors 8 and 9 of wave 2 would share an inbox block; "
-                                           "expected a divisor of 8");
+    assert_string_equal(tide_last_error(),
+                        "w_wave: 3 with 9 nodes of 8: contributors 8 and 9 of wave 2 would share an inbox block; "
+                        "expected a divisor of 8");
     assert_int_equal(plan_rs_init(&rs, 8, 2, 4, 4, 2, 1, 8), TIDE_ERR_UNSUPPORTED); /* wider than the node */
 }
 
@@ -178,7 +180,7 @@ static void partial_outbox_is_two_rounds(void **state)
     plan_rs_clear(&rs);
 }
 
-/* ---- the cut ---------------------------------------------------------------------------------------- */
+/* ---- the cut -------------------------------------------------------------------------------- */
 
 static void ranges_tile_the_packed_output(void **state)
 {
@@ -213,7 +215,7 @@ static void ranges_tile_the_packed_output(void **state)
                 }
 }
 
-/* ---- solver and the paper's constants ----------------------------------------------------------------- */
+/* ---- solver and the paper's constants ------------------------------------------------------- */
 
 static void solver_reproduces_the_paper(void **state)
 {
@@ -244,7 +246,8 @@ static double in_ns(uint64_t s32_blocks, uint32_t nodes, uint32_t local)
 static void closed_forms_give_the_papers_constants(void **state)
 {
     const uint32_t m = 64, l = 8, n_par = 2, k = 4;
-    double in_place = in_ns(plan_area_bound(2, n_par, m - 1), m, l), slot = in_ns(plan_area_bound(2, n_par, 2 * k), m, l);
+    double in_place = in_ns(plan_area_bound(2, n_par, m - 1), m, l),
+           slot = in_ns(plan_area_bound(2, n_par, 2 * k), m, l);
     double ring_and_stage = 2 + 1.0 / l;
     (void)state;
     assert_int_equal(plan_area_bound(2, n_par, m - 1), 2 * m + 8 * n_par + 8);
@@ -278,9 +281,11 @@ static void exact_memory_keeps_the_bound(void **state)
                         assert_int_equal(make_plan(m, 8, rows * m * 8, &o, &plan), TIDE_OK);
                         assert_int_equal(tide_plan_bytes(plan, 0, &b), TIDE_OK);
                         assert_int_equal(plan->groups[0].geo.elements, rows);
-                        /* blocks are whole TIDE_ALIGN units of eight vector-aligned rows: S32 rounded up to 64 elements */
+                        /* blocks are whole TIDE_ALIGN units of eight vector-aligned rows: S32 rounded up to 64 elements
+                         */
                         s32 = (uint64_t)((rows + 63) / 64 * 64 * 4);
-                        assert_true(rs_area(&b) <= plan_area_bound((uint32_t)n_stg, plan->rs.n_par, plan->rs.n_out) * s32);
+                        assert_true(rs_area(&b) <=
+                                    plan_area_bound((uint32_t)n_stg, plan->rs.n_par, plan->rs.n_out) * s32);
                         assert_int_equal(plan->map.block_stride, (8 * plan->groups[0].cut.sub * 4 + 255) / 256 * 256);
                         tide_plan_destroy(plan);
                     }
@@ -298,7 +303,7 @@ static void fixed_chunks_bring_in_place_to_056(void **state)
     tide_plan_destroy(plan);
 }
 
-/* ---- whole plans ------------------------------------------------------------------------------------------ */
+/* ---- whole plans ---------------------------------------------------------------------------- */
 
 static void regions_are_what_they_must_hold(void **state)
 {
@@ -332,8 +337,8 @@ static void regions_are_what_they_must_hold(void **state)
     for (int i = 0; i < 5; i++)
         assert_int_equal(plan->groups[i].slot, slots[i]);
     assert_int_equal(plan->n_slots, 3);
-    assert_int_equal(plan->map.region[REGION_LANDING].banks[0].bytes, 8192);        /* 6 * 667 * 2 */
-    assert_int_equal(plan->map.region[REGION_LANDING].banks[1].bytes, 1280 + 256);  /* 6 * 102 * 2 and 6 * 2 * 2 */
+    assert_int_equal(plan->map.region[REGION_LANDING].banks[0].bytes, 8192);       /* 6 * 667 * 2 */
+    assert_int_equal(plan->map.region[REGION_LANDING].banks[1].bytes, 1280 + 256); /* 6 * 102 * 2 and 6 * 2 * 2 */
     assert_int_equal(plan->map.region[REGION_LANDING].banks[2].offset, 8192 + 1536);
     assert_int_equal(plan->map.region[REGION_RESIDENT].bytes, 3 * 256 + 1536); /* 208, 1334, 208, not 3, 208 */
     assert_int_equal(plan->map.region[REGION_STAGE].bytes, 4096);              /* 3 * 1334: a cast keeps slot 0 too */
@@ -349,8 +354,8 @@ static void regions_are_what_they_must_hold(void **state)
         assert_int_equal(tide_plan_bytes(plan, rank, &bytes), TIDE_OK);
         assert_int_equal(bytes.landing, rank % 2 ? 0 : 8192 + 1536 + 8192);
         assert_int_equal(bytes.control, (2 + 3) * 2 * 2 * 64 + 2 * 3 * 16 * 4 * 16);
-        assert_int_equal(bytes.total, bytes.control + bytes.landing + bytes.resident + bytes.stage + bytes.staging + bytes.outbox +
-                                          bytes.spare + bytes.inbox);
+        assert_int_equal(bytes.total, bytes.control + bytes.landing + bytes.resident + bytes.stage + bytes.staging +
+                                          bytes.outbox + bytes.spare + bytes.inbox);
     }
     assert_int_equal(tide_plan_bytes(plan, 6, &bytes), TIDE_ERR_ARGUMENT);
     assert_string_equal(tide_last_error(), "rank: 6 is not in 0..5");
@@ -424,9 +429,11 @@ static void bad_plans_name_the_field(void **state)
         {1, 0, "k", 1, TIDE_ERR_ARGUMENT, "local: 0 is not in 1..64"},
         {1, 65, "k", 1, TIDE_ERR_ARGUMENT, "local: 65 is not in 1..64"},
         {9, 8, "n_par", 1, TIDE_ERR_ARGUMENT, "n_par: 1, expected 2 for a plan of 2 waves (w_wave 8, n_part 1)"},
-        {9, 8, "n_out", 3, TIDE_ERR_ARGUMENT, "n_out: 3, expected at least 8: two consecutive rounds send that many blocks (k 4)"},
+        {9, 8, "n_out", 3, TIDE_ERR_ARGUMENT,
+         "n_out: 3, expected at least 8: two consecutive rounds send that many blocks (k 4)"},
         {9, 8, "w_wave", 3, TIDE_ERR_UNSUPPORTED,
-         "w_wave: 3 with 9 nodes of 8: contributors 8 and 9 of wave 2 would share an inbox block; expected a divisor of 8"},
+         "w_wave: 3 with 9 nodes of 8: contributors 8 and 9 of wave 2 would share an inbox block; expected a divisor "
+         "of 8"},
     };
     tide_topology t = TIDE_TOPOLOGY_INIT;
     tide_group_desc d = TIDE_GROUP_DESC_INIT;
@@ -441,16 +448,16 @@ static void bad_plans_name_the_field(void **state)
         assert_int_equal(make_plan(bad[i].nodes, bad[i].local, 1000, &knob, &plan), bad[i].code);
         assert_string_equal(tide_last_error(), bad[i].text);
     }
-#define REJECTED(call, message)                                                                                                      \
-    do {                                                                                                                             \
-        assert_int_equal(call, TIDE_ERR_ARGUMENT);                                                                                   \
-        assert_string_equal(tide_last_error(), message);                                                                             \
+#define REJECTED(call, message)                                                                                        \
+    do {                                                                                                               \
+        assert_int_equal(call, TIDE_ERR_ARGUMENT);                                                                     \
+        assert_string_equal(tide_last_error(), message);                                                               \
     } while (0)
-#define WITH(field, value, message)                                                                                                  \
-    do {                                                                                                                             \
-        tide_group_desc two[2] = {d, d};                                                                                             \
-        two[1].field = value;                                                                                                        \
-        REJECTED(tide_plan_create(&t, two, 2, NULL, &plan), message);                                                                \
+#define WITH(field, value, message)                                                                                    \
+    do {                                                                                                               \
+        tide_group_desc two[2] = {d, d};                                                                               \
+        two[1].field = value;                                                                                          \
+        REJECTED(tide_plan_create(&t, two, 2, NULL, &plan), message);                                                  \
     } while (0)
     d.n_params = 1;
     d.params = &p;
@@ -468,7 +475,8 @@ static void bad_plans_name_the_field(void **state)
     WITH(dtype, TIDE_NONE, "group 1 dtype: 4 is not fp32, bf16, fp16 or opaque");
     WITH(dtype, TIDE_OPAQUE, "group 1 item_size: 0, expected the bytes of an opaque item");
     WITH(item_size, 4, "group 1 item_size: 4, expected 0 for dtype bf16");
-    WITH(shard_dtype, TIDE_F32, "group 1 shard_dtype: fp32 differs from dtype bf16, which needs input TIDE_INPUT_ARGUMENT");
+    WITH(shard_dtype, TIDE_F32,
+         "group 1 shard_dtype: fp32 differs from dtype bf16, which needs input TIDE_INPUT_ARGUMENT");
     WITH(shard_dtype, TIDE_OPAQUE, "group 1 shard_dtype: opaque, expected bf16 or a dtype that can be cast to it");
     WITH(grad_dtype, TIDE_OPAQUE, "group 1 grad_dtype: 3 is not fp32, bf16, fp16 or none");
     WITH(input, 2, "group 1 input: 2 is not TIDE_INPUT_ADOPTED or TIDE_INPUT_ARGUMENT");
@@ -478,7 +486,8 @@ static void bad_plans_name_the_field(void **state)
     o.size = sizeof o;
     o.chunk = 16;
     assert_int_equal(make_plan(1, 1, INT64_C(1) << 60, &o, &plan), TIDE_ERR_ARGUMENT);
-    assert_string_equal(tide_last_error(), "chunk: 16 cuts the 1152921504606846976 elements of group 0 into more than 2^32 chunks");
+    assert_string_equal(tide_last_error(),
+                        "chunk: 16 cuts the 1152921504606846976 elements of group 0 into more than 2^32 chunks");
     d.params = &huge; /* every group fits, the landings together do not */
     tide_group_desc many[8];
     for (int i = 0; i < 8; i++) {
@@ -510,7 +519,10 @@ static void every_failed_allocation_is_reported(void **state)
 
 static void planning_is_fast(void **state)
 {
-    static const struct { uint32_t nodes; double limit_ms; } cases[] = {{64, 5}, {1024, 200}};
+    static const struct {
+        uint32_t nodes;
+        double limit_ms;
+    } cases[] = {{64, 5}, {1024, 200}};
     (void)state;
     for (size_t i = 0; i < 2; i++) {
         tide_topology t = TIDE_TOPOLOGY_INIT;

@@ -1,6 +1,7 @@
 /*
- * The all-gather's op list, executed by the interpreter on all ranks and compared with an oracle that places elements by
- * their coordinates. The values of every call differ, so that whatever a call leaves behind or takes too early shows.
+ * The all-gather's op list, executed by the interpreter on all ranks and compared with an oracle that places elements
+ * by their coordinates. The values of every call differ, so that whatever a call leaves behind or takes too early
+ * shows.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +14,7 @@
 
 enum { MAX_GROUPS = 5, MAX_PARAMS = 8, MAX_RANKS = 36 };
 
-/* ---- a world: groups, their plan, schedules of all ranks, values ------------------------------------------ */
+/* ---- a world: groups, their plan, schedules of all ranks, values ---------------------------- */
 
 typedef struct group_world {
     tide_group_desc desc;
@@ -32,7 +33,10 @@ typedef struct world {
     uint64_t seed;
 } world;
 
-typedef struct visit { world *w; uint32_t group, call; } visit; /* context of the caller's callbacks */
+typedef struct visit {
+    world *w;
+    uint32_t group, call;
+} visit; /* context of the caller's callbacks */
 
 static uint32_t item_of(const tide_group_desc *d, int dtype)
 {
@@ -69,7 +73,7 @@ static int64_t place(const world *w, const tide_param *p, uint32_t r, int64_t e)
     return p->ndim ? full : r;
 }
 
-/* Item x of a shard in a call, as `dtype`. Formats that are cast hold multiples of 1/4 below 64, exact in all of them. */
+/* Item x of a shard in a call, as `dtype`. Formats that are cast hold multiples of 1/4 below 64, exact in all. */
 static void value(const visit *v, uint32_t r, uint32_t p, int64_t e, int dtype, uint32_t item, uint8_t *out)
 {
     uint32_t h = v->call * 2654435761u ^ (v->group * 97 + r * 31 + p * 7 + 1) * 40503u ^ (uint32_t)e * 2246822519u;
@@ -125,8 +129,9 @@ static int check_landing(void *context, uint32_t rank)
             for (int64_t e = 0; e < n; e++) {
                 value(v, r, p, e, g->desc.dtype, item, expected);
                 if (memcmp(base + place(w, &g->params[p], r, e) * item, expected, item) != 0)
-                    return interp_fail(w->t, "seed %llu: rank %u group %u call %u: param %u, element %lld of rank %u's shard is wrong",
-                                       (unsigned long long)w->seed, rank, v->group, v->call, p, (long long)e, r);
+                    return interp_fail(
+                        w->t, "seed %llu: rank %u group %u call %u: param %u, element %lld of rank %u's shard is wrong",
+                        (unsigned long long)w->seed, rank, v->group, v->call, p, (long long)e, r);
             }
     }
     if (!w->options.multicast)
@@ -149,7 +154,8 @@ static void world_open(world *w)
             group_world *gw = &w->groups[g];
             assert_int_equal(schedule_build_ag(w->plan, g, r, &gw->schedules[r]), TIDE_OK);
             for (uint32_t p = 0; p < gw->desc.n_params; p++)
-                gw->args[r][p] = malloc((size_t)shard_elements(w, &gw->params[p]) * item_of(&gw->desc, gw->desc.shard_dtype) + 1);
+                gw->args[r][p] =
+                    malloc((size_t)shard_elements(w, &gw->params[p]) * item_of(&gw->desc, gw->desc.shard_dtype) + 1);
         }
     w->t = interp_create(w->plan, w->seed);
 }
@@ -170,7 +176,8 @@ static void world_close(world *w)
 static int world_run(world *w, uint32_t calls)
 {
     visit visits[64];
-    uint32_t n = 0, total = calls * w->n_groups, held = UINT32_MAX; /* the visit that is gathered and not yet consumed */
+    uint32_t n = 0, total = calls * w->n_groups,
+             held = UINT32_MAX; /* the visit that is gathered and not yet consumed */
 
     assert_true(total <= 64);
     for (; n < total; n++) {
@@ -203,11 +210,12 @@ static void world_check(world *w, uint32_t calls)
 {
     world_open(w);
     if (world_run(w, calls) != 0)
-        fail_msg("M=%u L=%u seed %llu: %s", w->topology.nodes, w->topology.local, (unsigned long long)w->seed, interp_error(w->t));
+        fail_msg("M=%u L=%u seed %llu: %s", w->topology.nodes, w->topology.local, (unsigned long long)w->seed,
+                 interp_error(w->t));
     world_close(w);
 }
 
-/* ---- descriptions ------------------------------------------------------------------------------------------- */
+/* ---- descriptions --------------------------------------------------------------------------- */
 
 static uint64_t dice_state;
 static uint32_t dice(uint32_t n)
@@ -296,7 +304,7 @@ static void random_world(world *w, uint32_t nodes, uint32_t local, uint64_t seed
         random_group(&w->groups[g], nodes * local);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------ */
+/* ---- tests ---------------------------------------------------------------------------------- */
 
 static void every_topology_gathers_every_byte(void **state)
 {
@@ -365,7 +373,7 @@ static void striped_and_split_transfers(void **state)
     assert_true(split > 3);
 }
 
-/* ---- the interpreter itself: what a guard prevents is seen when the guard is missing ---------------------------- */
+/* ---- the interpreter itself: what a guard prevents is seen when the guard is missing -------- */
 
 static void remove_ops(schedule *s, int kind, int scope, int event_or_which)
 {
@@ -383,7 +391,10 @@ static void remove_ops(schedule *s, int kind, int scope, int event_or_which)
 
 static void missing_guards_are_noticed(void **state)
 {
-    static const struct { uint32_t nodes; int kind, scope, what; } cuts[] = {
+    static const struct {
+        uint32_t nodes;
+        int kind, scope, what;
+    } cuts[] = {
         {1, OP_WAIT, SCOPE_LOCAL, WORD_A},
         {1, OP_WAIT, SCOPE_LOCAL, WORD_B},
         {1, OP_JOIN, SCOPE_EXTERN, EVENT_FREE},
@@ -391,9 +402,9 @@ static void missing_guards_are_noticed(void **state)
         {3, OP_WAIT, SCOPE_LOCAL, WORD_A},
         {3, OP_WAIT, SCOPE_LOCAL, WORD_B},
         {3, OP_JOIN, SCOPE_RESOURCE, EVENT_SCATTERED},
-        {3, OP_JOIN, SCOPE_CALL, 1},  /* the first round's arrival */
+        {3, OP_JOIN, SCOPE_CALL, 1},   /* the first round's arrival */
         {3, OP_SIGNAL, SCOPE_RAIL, 0}, /* no credit, no go: deadlock */
-        {3, OP_WAIT, SCOPE_RAIL, 0},  /* nobody waits for anything */
+        {3, OP_WAIT, SCOPE_RAIL, 0},   /* nobody waits for anything */
     };
     static world w;
     (void)state;
@@ -440,10 +451,10 @@ static void different_order_is_a_tag_mismatch(void **state)
     world_close(&w);
 }
 
-/* ---- shape of the list -------------------------------------------------------------------------------------------- */
+/* ---- shape of the list ---------------------------------------------------------------------- */
 
-static void build(uint32_t nodes, uint32_t local, uint32_t n_params, int64_t rows, bool same, int multicast, uint32_t rank, schedule *s,
-                  tide_plan **plan)
+static void build(uint32_t nodes, uint32_t local, uint32_t n_params, int64_t rows, bool same, int multicast,
+                  uint32_t rank, schedule *s, tide_plan **plan)
 {
     tide_topology t = TIDE_TOPOLOGY_INIT;
     tide_group_desc d = TIDE_GROUP_DESC_INIT;
@@ -545,7 +556,10 @@ static void bad_group_or_rank(void **state)
 
 static void building_is_fast(void **state)
 {
-    static const struct { uint32_t nodes; double limit_ms; } cases[] = {{64, 5}, {1024, 200}};
+    static const struct {
+        uint32_t nodes;
+        double limit_ms;
+    } cases[] = {{64, 5}, {1024, 200}};
     (void)state;
     for (size_t i = 0; i < 2; i++) {
         int64_t start = tide_now_ns();
