@@ -1,11 +1,20 @@
 /*
- * The engine over the host fabric: real calls with ranks as threads, compared element by element with values that every rank can
- * compute for every other.
+ * The engine over the host fabric: real calls with ranks as threads and as processes, compared element by element with values that
+ * every rank can compute for every other; and every way in which a call can fail.
+ *
+ * Processes are this program again with arguments, so that each is a fresh user of the library.
  */
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -259,11 +268,438 @@ static void test_gather_nodes(void **state)
     }
 }
 
-int main(void)
+
+/* ---- what is left behind ----------------------------------------------------------------------------------------- */
+
+typedef struct belongings { int fds, threads, maps; } belongings;
+
+static int entries(const char *directory)
+{
+    DIR *d = opendir(directory);
+    int n = 0;
+    while (d && readdir(d))
+        n++;
+    if (d)
+        closedir(d);
+    return n;
+}
+
+static belongings take_stock(void)
+{
+    belongings b = {entries("/proc/self/fd"), entries("/proc/self/task"), 0};
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    while (maps && fgets(line, sizeof line, maps))
+        b.maps += strstr(line, "memfd:tide") != NULL;
+    if (maps)
+        fclose(maps);
+    return b;
+}
+
+/* A joined thread's entry may outlive the join for a moment. */
+static int same_belongings(const belongings *before)
+{
+    for (int ms = 0; ms < 1000; ms++) {
+        belongings now = take_stock();
+        if (now.fds <= before->fds && now.threads <= before->threads && now.maps <= before->maps)
+            return 1;
+        usleep(1000);
+    }
+    return 0;
+}
+
+/* ---- failures: what each rank does, as a thread or as a process ---------------------------------------------------- */
+
+enum role { ROLE_GATHER, ROLE_KILLED, ROLE_LATE, ROLE_ABORT, ROLE_MISMATCH, ROLE_FORK, ROLE_EXIT };
+enum { VICTIM = 1 };
+
+static int one_gather(rank_env *v, uint32_t g, uint64_t call)
+{
+    engine_args args = {.call = call};
+    int status = engine_run(v->e, v->ag[g], ENGINE_ALL, &args, NULL);
+    if (status == TIDE_OK)
+        status = engine_wait(v->e, g, EVENT_READY, NULL);
+    if (status == TIDE_OK)
+        status = engine_free_slot(v->e, v->plan->groups[g].slot, NULL);
+    return status;
+}
+
+/* After a failure everything says the same. */
+static int check_failed(rank_env *v, int code, uint64_t call)
+{
+    tide_failure f = TIDE_FAILURE_INIT;
+    char text[sizeof f.text];
+    CHECK(engine_failure(v->device, &f) == code);
+    CHECK(f.code == code && f.rank < v->open.n_ranks && f.text[0] && f.phase[0]);
+    memcpy(text, f.text, sizeof text);
+    CHECK(one_gather(v, 0, call + 1) == code);
+    CHECK(strcmp(tide_last_error(), text) == 0);
+    CHECK(engine_wait(v->e, 0, EVENT_READY, NULL) == code);
+    CHECK(engine_sync(v->e) == code);
+    CHECK(engine_free_slot(v->e, 0, NULL) == code);
+    CHECK(engine_failure(v->device, &f) == code && strcmp(f.text, text) == 0);
+    return 0;
+}
+
+static int fail_as(rank_env *v, enum role role)
+{
+    tide_failure f = TIDE_FAILURE_INIT;
+    uint64_t call = 1;
+    int victim = v->open.rank == VICTIM, status = TIDE_OK;
+
+    for (; call <= 5; call++)
+        CHECK(one_gather(v, (uint32_t)call % v->n_groups, call) == TIDE_OK);
+    if (role != ROLE_KILLED) /* a failure ends earlier calls of others as well: these are done */
+        CHECK(fab_agree(&v->open, TIDE_OK) == TIDE_OK);
+    switch (role) {
+    case ROLE_KILLED: /* the parent kills the victim while everybody gathers */
+        while ((status = one_gather(v, (uint32_t)call % v->n_groups, call)) == TIDE_OK)
+            call++;
+        CHECK(status == TIDE_ERR_PEER_DEAD);
+        CHECK(engine_failure(v->device, &f) == TIDE_ERR_PEER_DEAD);
+        CHECK(f.peer == VICTIM && f.rank == v->open.rank);
+        CHECK(f.call == call || f.call == 0 || f.call + 1 == call);
+        CHECK(f.call == 0 || strncmp(f.phase, "all_gather", 10) == 0);
+        return check_failed(v, TIDE_ERR_PEER_DEAD, call);
+    case ROLE_EXIT: /* the victim's process ends while the others wait in a call */
+        if (victim) {
+            usleep(100000);
+            _exit(0);
+        }
+        CHECK(one_gather(v, 0, call) == TIDE_ERR_PEER_DEAD);
+        CHECK(engine_failure(v->device, &f) == TIDE_ERR_PEER_DEAD);
+        CHECK(f.peer == VICTIM && f.rank == v->open.rank);
+        CHECK((f.call == call && strncmp(f.phase, "all_gather", 10) == 0) || (f.call == 0 && strcmp(f.phase, "idle") == 0));
+        return check_failed(v, TIDE_ERR_PEER_DEAD, call);
+    case ROLE_LATE: {
+        int64_t begin = tide_now_ns(), took;
+        if (victim)
+            usleep((useconds_t)v->j->options.deadline_ms * 2000);
+        status = one_gather(v, 0, call);
+        took = (tide_now_ns() - begin) / 1000000;
+        CHECK(status == TIDE_ERR_DEADLINE);
+        /* the first to expire ends the others, which may have begun a little later */
+        CHECK(victim || (took >= v->j->options.deadline_ms / 2 && took < v->j->options.deadline_ms + 500));
+        CHECK(engine_failure(v->device, &f) == TIDE_ERR_DEADLINE);
+        CHECK(f.peer >= 0 && f.peer != f.rank && f.call == call && strncmp(f.phase, "all_gather", 10) == 0);
+        CHECK(v->j->nodes > 1 || f.peer == VICTIM);
+        return check_failed(v, TIDE_ERR_DEADLINE, call);
+    }
+    case ROLE_ABORT:
+        if (victim) {
+            usleep(20000);
+            CHECK(engine_abort(v->device) == TIDE_OK);
+        }
+        CHECK(one_gather(v, 0, call) == TIDE_ERR_ABORTED);
+        CHECK(engine_failure(v->device, &f) == TIDE_ERR_ABORTED && f.rank == VICTIM);
+        return check_failed(v, TIDE_ERR_ABORTED, call);
+    case ROLE_MISMATCH: /* groups 0 and 2 share a landing */
+        status = one_gather(v, victim ? 2 : 0, call);
+        CHECK(status == TIDE_ERR_MISMATCH);
+        CHECK(engine_failure(v->device, &f) == TIDE_ERR_MISMATCH);
+        CHECK(f.peer >= 0 && f.call == call && strstr(f.text, "disagree"));
+        return check_failed(v, TIDE_ERR_MISMATCH, call);
+    case ROLE_FORK: {
+        pid_t child = fork();
+        int how;
+        if (child == 0) {
+            engine_program *p;
+            schedule s = {0};
+            engine_args args = {.call = call};
+            int wrong = engine_run(v->e, v->ag[0], ENGINE_ALL, &args, NULL) != TIDE_ERR_FORKED;
+            wrong |= engine_wait(v->e, 0, EVENT_READY, NULL) != TIDE_ERR_FORKED;
+            wrong |= engine_bind(v->e, &s, &p) != TIDE_ERR_FORKED;
+            wrong |= engine_sync(v->e) != TIDE_ERR_FORKED;
+            wrong |= engine_abort(v->device) != TIDE_ERR_FORKED;
+            engine_destroy(v->e);
+            v->device->verbs->close(v->device);
+#if defined(__SANITIZE_ADDRESS__)
+            _exit(wrong); /* its leak check wants the parent's threads */
+#else
+            exit(wrong);
+#endif
+        }
+        CHECK(child > 0 && waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
+        for (; call <= 10; call++)
+            CHECK(one_gather(v, (uint32_t)call % v->n_groups, call) == TIDE_OK);
+        return 0;
+    }
+    default:
+        return gather_all(v, call);
+    }
+}
+
+typedef struct thread_job { job j; enum role role; } thread_job;
+
+static int fail_thread(threads_rank *rank)
+{
+    thread_job *t = rank->context;
+    rank_env env, *v = &env;
+    int failed = env_open(v, &t->j, rank->rank, threads_allgather, rank);
+    if (!failed)
+        failed = bind_ag(v);
+    if (!failed)
+        failed = fail_as(v, t->role);
+    env_close(v);
+    return failed;
+}
+
+static void test_failures_threads(void **state)
+{
+    const enum role roles[] = {ROLE_ABORT, ROLE_LATE, ROLE_MISMATCH};
+    (void)state;
+    for (uint32_t nodes = 1; nodes <= 2; nodes++) {
+        for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
+            thread_job t = {base_job(nodes, 2), roles[i]};
+            belongings before = take_stock();
+            if (roles[i] == ROLE_LATE)
+                t.j.options.deadline_ms = 200;
+            assert_int_equal(threads_run(nodes * 2, fail_thread, &t), 0);
+            assert_true(same_belongings(&before));
+        }
+    }
+}
+
+/* ---- processes ------------------------------------------------------------------------------------------------------- */
+
+static void *no_work(void *argument)
+{
+    return argument;
+}
+
+static int process_main(char **argument)
+{
+    uint32_t rank = (uint32_t)atoi(argument[2]), nodes = (uint32_t)atoi(argument[3]), local = (uint32_t)atoi(argument[4]);
+    enum role role = (enum role)atoi(argument[5]);
+    job j = base_job(nodes, local);
+    rank_env env, *v = &env;
+    tide_bootstrap *b;
+    belongings before;
+    pthread_t first;
+    int failed;
+
+    if (role == ROLE_LATE)
+        j.options.deadline_ms = 300;
+    j.options.multicast = atoi(argument[6]);
+    if (tide_bootstrap_local(argument[7], rank, nodes * local, 20000, &b) != TIDE_OK) {
+        fprintf(stderr, "rank %u: %s\n", rank, tide_last_error());
+        return 1;
+    }
+    if (pthread_create(&first, NULL, no_work, NULL) == 0) /* a sanitizer starts threads of its own with the first one */
+        pthread_join(first, NULL);
+    before = take_stock();
+    failed = env_open(v, &j, rank, tide_bootstrap_allgather, b);
+    if (!failed)
+        failed = bind_ag(v);
+    if (!failed) {
+        if (rank == 0 && write(STDOUT_FILENO, "r", 1) != 1) /* the parent may begin to kill */
+            failed = 1;
+    }
+    if (!failed)
+        failed = fail_as(v, role);
+    env_close(v);
+    if (!failed && !same_belongings(&before)) {
+        fprintf(stderr, "rank %u leaves descriptors, threads or mappings behind\n", rank);
+        failed = 1;
+    }
+    tide_bootstrap_destroy(b);
+    return failed;
+}
+
+static void run_processes(uint32_t nodes, uint32_t local, enum role role, int multicast)
+{
+    static int number;
+    uint32_t n = nodes * local;
+    pid_t pids[16];
+    int pipes[2], wrong = 0;
+    int64_t killed = 0;
+    char text[5][16], path[64], ready;
+
+    assert_int_equal(pipe(pipes), 0);
+    snprintf(path, sizeof path, "tide-test-engine-%d-%d", (int)getpid(), number++);
+    for (uint32_t r = 0; r < n; r++) {
+        const uint32_t values[] = {r, nodes, local, (uint32_t)role, (uint32_t)multicast};
+        for (int i = 0; i < 5; i++)
+            snprintf(text[i], sizeof text[i], "%u", values[i]);
+        pids[r] = fork();
+        assert_true(pids[r] >= 0);
+        if (pids[r] == 0) {
+            dup2(pipes[1], STDOUT_FILENO);
+            close(pipes[0]);
+            close(pipes[1]);
+            execl("/proc/self/exe", "test_engine", "--rank", text[0], text[1], text[2], text[3], text[4], path, (char *)NULL);
+            _exit(127);
+        }
+    }
+    close(pipes[1]);
+    if (role == ROLE_KILLED) {
+        assert_int_equal(read(pipes[0], &ready, 1), 1);
+        usleep(30000);
+        killed = tide_now_ns();
+        kill(pids[VICTIM], SIGKILL);
+    }
+    for (uint32_t r = 0; r < n; r++) {
+        int how;
+        assert_int_equal(waitpid(pids[r], &how, 0), pids[r]);
+        if (role == ROLE_KILLED && r == VICTIM)
+            wrong += !WIFSIGNALED(how);
+        else
+            wrong += !WIFEXITED(how) || WEXITSTATUS(how) != 0;
+    }
+    close(pipes[0]);
+    assert_int_equal(wrong, 0);
+    if (killed)
+        assert_true(tide_now_ns() - killed < 1500000000);
+}
+
+static void test_processes(void **state)
+{
+    (void)state;
+    run_processes(1, 3, ROLE_GATHER, 0);
+    run_processes(1, 3, ROLE_GATHER, 1);
+    run_processes(2, 2, ROLE_GATHER, 0);
+    run_processes(3, 1, ROLE_GATHER, 0);
+    run_processes(2, 2, ROLE_FORK, 1);
+}
+
+static void test_failures_processes(void **state)
+{
+    const enum role roles[] = {ROLE_KILLED, ROLE_EXIT, ROLE_LATE, ROLE_ABORT, ROLE_MISMATCH};
+    (void)state;
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
+        run_processes(1, 4, roles[i], 1);
+        run_processes(2, 2, roles[i], 0);
+    }
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct create_job { job j; int status[8]; char text[8][256]; } create_job;
+
+static int create_thread(threads_rank *rank)
+{
+    create_job *c = rank->context;
+    rank_env env, *v = &env;
+    int status = TIDE_OK;
+
+    memset(v, 0, sizeof *v);
+    v->j = &c->j;
+    v->open = (fab_open){.rank = rank->rank, .n_ranks = rank->n_ranks, .node_size = c->j.local, .allgather = threads_allgather,
+                         .allgather_context = rank, .options = &c->j.options};
+    status = fab_agree(&v->open, make_plan(v));
+    if (status == TIDE_OK)
+        status = fab_host_open(&v->open, &v->device);
+    if (status == TIDE_OK)
+        status = engine_create(v->device, v->plan, &v->e);
+    c->status[rank->rank] = status;
+    snprintf(c->text[rank->rank], sizeof c->text[0], "%s", status == TIDE_OK ? "" : tide_last_error());
+    if (status == TIDE_OK)
+        status = fab_agree(&v->open, TIDE_OK); /* so that nobody closes while another opens */
+    env_close(v);
+    return 0;
+}
+
+/* Allocation n fails on one rank, for every n until all goes well: the same code everywhere, and nothing stays. */
+static void test_allocation_failures(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1;; n++) {
+        create_job c = {.j = base_job(2, 2)};
+        belongings before = take_stock();
+        int done;
+        c.j.options.multicast = (int)(n & 1);
+        tide_alloc_fail_at(n);
+        assert_int_equal(threads_run(4, create_thread, &c), 0);
+        tide_alloc_fail_at(0);
+        for (int r = 1; r < 4; r++)
+            assert_int_equal(c.status[r], c.status[0]);
+        done = c.status[0] == TIDE_OK;
+        assert_true(done || c.status[0] == TIDE_ERR_MEMORY);
+        assert_true(done || strstr(c.text[0], "failure injected"));
+        assert_true(same_belongings(&before));
+        if (done) {
+            assert_true(n > 100);
+            break;
+        }
+    }
+}
+
+/* What is mapped is what the plan promises, a replay allocates nothing, a view outlives the engine. */
+static int memory_rank(threads_rank *rank)
+{
+    rank_env env, *v = &env;
+    tide_bytes promise = TIDE_BYTES_INIT;
+    engine_view *view;
+    uint64_t before, page;
+    char *data;
+    int failed = env_open(v, rank->context, rank->rank, threads_allgather, rank);
+
+    if (!failed)
+        failed = bind_ag(v);
+    if (failed) {
+        env_close(v);
+        return failed;
+    }
+    CHECK(tide_plan_bytes(v->plan, rank->rank, &promise) == TIDE_OK);
+    page = v->device->granularity;
+    CHECK(engine_allocated(v->e) == (promise.total + page - 1) / page * page);
+    CHECK(one_gather(v, 0, 1) == TIDE_OK && one_gather(v, 1, 2) == TIDE_OK);
+    CHECK(fab_agree(&v->open, TIDE_OK) == TIDE_OK);
+    before = tide_alloc_count();
+    for (uint64_t call = 3; call < 40; call++)
+        CHECK(one_gather(v, (uint32_t)call % v->n_groups, call) == TIDE_OK);
+    CHECK(tide_alloc_count() == before);
+    CHECK(fab_agree(&v->open, TIDE_OK) == TIDE_OK); /* the count is the process': nobody allocates before all have read it */
+    view = engine_view_take(v->e);
+    CHECK(view && engine_views(v->e) == 1);
+    data = engine_address(v->e, REGION_LANDING, 0, 0);
+    CHECK(engine_sync(v->e) == TIDE_OK);
+    CHECK(fab_agree(&v->open, TIDE_OK) == TIDE_OK);
+    env_close(v);
+    data[rank->rank] = 1; /* a byte of its own: the landing may be the node's */
+    engine_view_drop(view);
+    return 0;
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    for (int multicast = 0; multicast < 2; multicast++) {
+        job j = base_job(2, 2);
+        belongings before = take_stock();
+        j.options.multicast = multicast;
+        assert_int_equal(threads_run(4, memory_rank, &j), 0);
+        assert_true(same_belongings(&before));
+    }
+}
+
+/* Any choice among runnable streams, any delay on the rail: the same bytes. */
+static void test_seeds(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        job j = base_job(1 + (uint32_t)(seed % 4), 2);
+        j.seed = seed;
+        j.delay_us = 300;
+        j.options.head_bytes = 64;
+        j.options.multicast = (int)(seed & 1);
+        assert_int_equal(threads_run(j.nodes * j.local, ag_rank, &j), 0);
+    }
+}
+
+int main(int n_arguments, char **arguments)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gather_one_node),
         cmocka_unit_test(test_gather_nodes),
+        cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_failures_threads),
+        cmocka_unit_test(test_failures_processes),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_allocation_failures),
     };
+    if (n_arguments == 8 && strcmp(arguments[1], "--rank") == 0)
+        return process_main(arguments);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
