@@ -141,7 +141,11 @@ typedef struct op {
 
 typedef struct schedule_step { uint32_t resource; uint64_t step; } schedule_step; /* base += step once enqueued */
 
-enum schedule_kind { SCHEDULE_AG, SCHEDULE_RS };
+enum schedule_kind {
+    SCHEDULE_AG,
+    SCHEDULE_RS,
+    SCHEDULE_STASH /* no collective: takes no turn in the parity of the reduce-scatter calls */
+};
 typedef struct schedule {
     int kind;
     uint32_t rank, nodes, local;
@@ -170,7 +174,8 @@ typedef struct schedule_rs_options {
                                schedule records EVENT_FREE of the slot at read_done */
 } schedule_rs_options;
 int schedule_build_rs(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options, schedule *out);
-/* Slot-Reuse: the copy of the gradients into the landing (one stream, arguments = gradients of the subset). */
+/* Slot-Reuse: the copy of the gradients into the landing (one stream, arguments = gradients of the subset); records READ_DONE of
+ * the group when the gradients are no longer needed. */
 int schedule_build_stash(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options, schedule *out);
 void schedule_clear(schedule *s);
 
