@@ -1,8 +1,8 @@
 /*
  * agree.c - what must be equal on all ranks is compared before anything depends on it.
  *
- * Equal ranks exchange one short table. Only when it differs do they look closer: which group, which parameter, which field;
- * every step is taken by all ranks alike, since all see the same exchanged values.
+ * Equal ranks exchange one short table. Only when it differs do they look closer: which group, which parameter, which
+ * field; every step is taken by all ranks alike, since all see the same exchanged values.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,7 +20,8 @@ static int exchange(const fab_open *open, const void *in, void *out, size_t byte
 
 int comm_agree_size(const fab_open *open)
 {
-    /* On the stack and large enough for any group, since n_ranks is what is in doubt. Entries nobody writes keep the preset. */
+    /* On the stack and large enough for any group, since n_ranks is what is in doubt. Entries nobody writes keep the
+     * preset. */
     uint16_t seen[MAX_RANKS], own = (uint16_t)(open->n_ranks - 1);
     uint32_t n = open->n_ranks;
     int status;
@@ -42,15 +43,19 @@ int comm_agree_size(const fab_open *open)
     status = exchange(open, &own, seen, sizeof own);
     for (uint32_t r = 0; status == TIDE_OK && r < n; r++) {
         if (seen[r] != r)
-            return tide_fail(TIDE_ERR_MISMATCH, "rank: entry %u of the all-gather came from rank %u; expected rank order and %u entries",
+            return tide_fail(TIDE_ERR_MISMATCH,
+                             "rank: entry %u of the all-gather came from rank %u; expected rank order and %u entries",
                              r, seen[r], n);
     }
     return status;
 }
 
-/* ---- text: "2 on ranks 0-2, 4 on rank 3" --------------------------------------------------------------- */
+/* ---- text: "2 on ranks 0-2, 4 on rank 3" -------------------------------------------------------- */
 
-typedef struct line { char text[TEXT_BYTES]; size_t used; } line;
+typedef struct line {
+    char text[TEXT_BYTES];
+    size_t used;
+} line;
 
 static void put(line *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void put(line *l, const char *format, ...)
@@ -104,8 +109,10 @@ static void put_ranks(line *l, const char *values, size_t stride, size_t bytes, 
     put(l, "%s %s%s", count > 1 ? "ranks" : "rank", list.text, ranges > 6 ? " and others" : "");
 }
 
-/* Every distinct value with the ranks that hold it, in rank order of its first holder; four of them are enough to see. */
-static int mismatch(const char *where, const char *name, int kind, const char *values, size_t stride, size_t bytes, uint32_t n_ranks)
+/* Every distinct value with the ranks that hold it, in rank order of its first holder; four of them are enough to see.
+ */
+static int mismatch(const char *where, const char *name, int kind, const char *values, size_t stride, size_t bytes,
+                    uint32_t n_ranks)
 {
     line l = {{0}, 0};
     uint32_t distinct = 0;
@@ -138,7 +145,8 @@ static bool all_equal(const char *values, size_t stride, size_t bytes, uint32_t 
     return true;
 }
 
-int comm_agree_fields(const fab_open *open, int64_t *scratch, const char *where, const comm_field *fields, uint32_t n_fields)
+int comm_agree_fields(const fab_open *open, int64_t *scratch, const char *where, const comm_field *fields,
+                      uint32_t n_fields)
 {
     int64_t own[COMM_FIELDS] = {0};
     size_t stride = n_fields * sizeof(int64_t);
@@ -166,7 +174,7 @@ static int agree_name(const fab_open *open, int64_t *scratch, const char *where,
     return status;
 }
 
-/* ---- signatures -------------------------------------------------------------------------------------------- */
+/* ---- signatures --------------------------------------------------------------------------------- */
 
 enum { GROUP_FIELDS = 7, PARAM_FIELDS = 2 + TIDE_MAX_DIMS };
 
@@ -275,11 +283,13 @@ static int explain_group(const fab_open *open, int64_t *scratch, const tide_grou
         snprintf(where + used, sizeof where - (size_t)used, "param %u '%.63s' ", p, param->name);
     param_fields(param, fields);
     status = comm_agree_fields(open, scratch, where, fields, PARAM_FIELDS);
-    return status != TIDE_OK ? status : tide_fail(TIDE_ERR_MISMATCH, "%sname: differs after its first %d bytes", where, NAME_BYTES - 1);
+    return status != TIDE_OK
+               ? status
+               : tide_fail(TIDE_ERR_MISMATCH, "%sname: differs after its first %d bytes", where, NAME_BYTES - 1);
 }
 
-int comm_agree_groups(const fab_open *open, int64_t *scratch, int status, const tide_group_desc *groups, uint32_t n_groups,
-                      int64_t multicast, uint64_t plan_digest)
+int comm_agree_groups(const fab_open *open, int64_t *scratch, int status, const tide_group_desc *groups,
+                      uint32_t n_groups, int64_t multicast, uint64_t plan_digest)
 {
     comm_field table[2] = {{"n_groups", VALUE_INT, n_groups}, {"fabric multicast", VALUE_INT, multicast}};
     comm_field plan = {"plan digest", VALUE_HEX, (int64_t)plan_digest};

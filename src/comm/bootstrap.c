@@ -4,8 +4,9 @@
  *     rank r -> 0   hello {rank, n_ranks}          0 -> r   verdict
  *     rank r -> 0   ask {bytes}, payload           0 -> r   verdict, everybody's payloads
  *
- * A verdict carries rank 0's code and text, so that a failure reads the same on all ranks. After one, the bootstrap only
- * repeats it. Every wait is a poll with a deadline; while rank 0 waits for one peer it notices when any of them is gone.
+ * A verdict carries rank 0's code and text, so that a failure reads the same on all ranks. After one, the bootstrap
+ * only repeats it. Every wait is a poll with a deadline; while rank 0 waits for one peer it notices when any of them is
+ * gone.
  */
 #include <errno.h>
 #include <poll.h>
@@ -19,22 +20,30 @@
 
 #define MAGIC UINT32_C(0x45444954) /* "TIDE" */
 #define MAX_PATH 90
-#define HELLO_NS (INT64_C(2) * 1000000000) /* a stranger who connects and stays silent holds the others up no longer */
+#define HELLO_NS (INT64_C(2) * 1000000000) /* how long a stranger who connects and stays silent holds up the others */
 #define GRACE_NS (INT64_C(1) * 1000000000)
 
 struct tide_bootstrap {
     uint32_t rank, n_ranks;
     pid_t pid;
     int64_t timeout_ns;
-    int n_fds;          /* rank 0: n_ranks, entry r is rank r's socket, entry 0 unused (-1); others: 1 */
+    int n_fds; /* rank 0: n_ranks, entry r is rank r's socket, entry 0 unused (-1); others: 1 */
     struct pollfd *fds;
     int status; /* TIDE_OK until the first failure */
     char text[256];
 };
 
-typedef struct hello { uint32_t magic, version, rank, n_ranks; } hello;
-typedef struct ask { uint32_t magic, unused; uint64_t bytes; } ask;
-typedef struct verdict { int32_t code; char text[252]; } verdict;
+typedef struct hello {
+    uint32_t magic, version, rank, n_ranks;
+} hello;
+typedef struct ask {
+    uint32_t magic, unused;
+    uint64_t bytes;
+} ask;
+typedef struct verdict {
+    int32_t code;
+    char text[252];
+} verdict;
 
 static uint32_t wire_version(void)
 {
@@ -51,15 +60,16 @@ static int remaining_ms(int64_t deadline)
     return left > 1000000000 ? 1000000000 : (int)left;
 }
 
-/* Waits until fds[which] is ready for `events`. While it waits to receive it watches all peers; a peer that has been sent its
- * last bytes may close, so a wait to send does not. */
+/* Waits until fds[which] is ready for `events`. While it waits to receive it watches all peers; a peer that has been
+ * sent its last bytes may close, so a wait to send does not. */
 static int await(tide_bootstrap *b, int which, short events, int64_t deadline)
 {
     for (;;) {
         int n;
         for (int i = 0; i < b->n_fds; i++)
             b->fds[i].events = i == which ? events : 0;
-        n = events == POLLIN ? poll(b->fds, (nfds_t)b->n_fds, remaining_ms(deadline)) : poll(&b->fds[which], 1, remaining_ms(deadline));
+        n = events == POLLIN ? poll(b->fds, (nfds_t)b->n_fds, remaining_ms(deadline))
+                             : poll(&b->fds[which], 1, remaining_ms(deadline));
         if (n < 0 && errno != EINTR)
             return tide_fail(TIDE_ERR_SYSTEM, "bootstrap: poll: %s", strerror(errno));
         if (n > 0 && b->fds[which].revents & (events | POLLERR | POLLHUP))
@@ -151,7 +161,8 @@ static bool same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
-/* Seats one connection. Strangers are dropped and waited past (seated stays); ranks that contradict each other end the set-up. */
+/* Seats one connection. Strangers are dropped and waited past (seated stays); ranks that contradict each other end the
+ * set-up. */
 static int seat(tide_bootstrap *b, int fd, uint32_t *seated, int64_t deadline)
 {
     int64_t soon = tide_now_ns() + HELLO_NS;
@@ -159,18 +170,21 @@ static int seat(tide_bootstrap *b, int fd, uint32_t *seated, int64_t deadline)
     tide_bootstrap guest = {.rank = 0, .n_fds = 1, .fds = &one, .timeout_ns = b->timeout_ns};
     hello h;
 
-    if (!same_user(fd) || receive_all(&guest, 0, &h, sizeof h, soon < deadline ? soon : deadline) != TIDE_OK || h.magic != MAGIC) {
+    if (!same_user(fd) || receive_all(&guest, 0, &h, sizeof h, soon < deadline ? soon : deadline) != TIDE_OK ||
+        h.magic != MAGIC) {
         close(fd);
         return TIDE_OK;
     }
-    if (h.version != wire_version() || h.n_ranks != b->n_ranks || h.rank == 0 || h.rank >= b->n_ranks || b->fds[h.rank].fd >= 0) {
+    if (h.version != wire_version() || h.n_ranks != b->n_ranks || h.rank == 0 || h.rank >= b->n_ranks ||
+        b->fds[h.rank].fd >= 0) {
         verdict v;
         int status;
         if (h.version != wire_version())
-            status = tide_fail(TIDE_ERR_MISMATCH, "bootstrap: version: %u.%u.%u on rank %u, %s on rank 0", h.version >> 16,
-                               h.version >> 8 & 0xff, h.version & 0xff, h.rank, tide_version());
+            status = tide_fail(TIDE_ERR_MISMATCH, "bootstrap: version: %u.%u.%u on rank %u, %s on rank 0",
+                               h.version >> 16, h.version >> 8 & 0xff, h.version & 0xff, h.rank, tide_version());
         else if (h.n_ranks != b->n_ranks)
-            status = tide_fail(TIDE_ERR_MISMATCH, "bootstrap: n_ranks: %u on rank %u, %u on rank 0", h.n_ranks, h.rank, b->n_ranks);
+            status = tide_fail(TIDE_ERR_MISMATCH, "bootstrap: n_ranks: %u on rank %u, %u on rank 0", h.n_ranks, h.rank,
+                               b->n_ranks);
         else
             status = tide_fail(TIDE_ERR_MISMATCH, "bootstrap: rank: two processes say that they are rank %u", h.rank);
         v = verdict_of(status);
@@ -220,8 +234,8 @@ static int listen_at(tide_bootstrap *b, const char *path, int64_t deadline)
         if (n < 0 && errno != EINTR)
             status = tide_fail(TIDE_ERR_SYSTEM, "bootstrap: poll: %s", strerror(errno));
         else if (n == 0 && tide_now_ns() >= deadline)
-            status = tide_fail(TIDE_ERR_DEADLINE, "bootstrap: %u of %u ranks came within %lld ms; rank %d is missing", seated,
-                               b->n_ranks, (long long)(b->timeout_ns / 1000000), first_missing(b));
+            status = tide_fail(TIDE_ERR_DEADLINE, "bootstrap: %u of %u ranks came within %lld ms; rank %d is missing",
+                               seated, b->n_ranks, (long long)(b->timeout_ns / 1000000), first_missing(b));
         if (n <= 0 || status != TIDE_OK)
             continue;
         fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
@@ -277,14 +291,15 @@ int tide_bootstrap_local(const char *path, uint32_t rank, uint32_t n_ranks, int6
     if (!out)
         return tide_fail(TIDE_ERR_ARGUMENT, "out: NULL, expected a place for the bootstrap");
     if (!path || !path[0] || strlen(path) > MAX_PATH)
-        return tide_fail(TIDE_ERR_ARGUMENT, "path: %s, expected 1 to %d bytes", !path ? "NULL" : path[0] ? "too long" : "empty",
-                         MAX_PATH);
+        return tide_fail(TIDE_ERR_ARGUMENT, "path: %s, expected 1 to %d bytes",
+                         !path ? "NULL" : path[0] ? "too long" : "empty", MAX_PATH);
     if (n_ranks < 1 || n_ranks > TIDE_MAX_NODES * TIDE_MAX_LOCAL)
         return tide_fail(TIDE_ERR_ARGUMENT, "n_ranks: %u is not in 1..%d", n_ranks, TIDE_MAX_NODES * TIDE_MAX_LOCAL);
     if (rank >= n_ranks)
         return tide_fail(TIDE_ERR_ARGUMENT, "rank: %u is not in 0..%u", rank, n_ranks - 1);
     if (timeout_ms < 1 || timeout_ms > INT64_MAX / 1000000 / 4)
-        return tide_fail(TIDE_ERR_ARGUMENT, "timeout_ms: %lld, expected a positive number of milliseconds", (long long)timeout_ms);
+        return tide_fail(TIDE_ERR_ARGUMENT, "timeout_ms: %lld, expected a positive number of milliseconds",
+                         (long long)timeout_ms);
 
     b = tide_calloc(1, sizeof *b);
     if (!b)
@@ -316,8 +331,8 @@ static int collect(tide_bootstrap *b, char *out, size_t bytes, int64_t deadline)
         ask a;
         int status = receive_all(b, r, &a, sizeof a, deadline);
         if (status == TIDE_OK && (a.magic != MAGIC || a.bytes != bytes))
-            status = tide_fail(TIDE_ERR_MISMATCH, "bootstrap: bytes: %llu on rank %d, %zu on rank 0", (unsigned long long)a.bytes, r,
-                               bytes);
+            status = tide_fail(TIDE_ERR_MISMATCH, "bootstrap: bytes: %llu on rank %d, %zu on rank 0",
+                               (unsigned long long)a.bytes, r, bytes);
         if (status == TIDE_OK)
             status = receive_all(b, r, out + (size_t)r * bytes, bytes, deadline);
         if (status != TIDE_OK)
@@ -337,7 +352,8 @@ int tide_bootstrap_allgather(void *bootstrap, const void *in, void *out, size_t 
     if (bytes > 0 && (!in || !out))
         return tide_fail(TIDE_ERR_ARGUMENT, "%s: NULL, expected a buffer", in ? "out" : "in");
     if (b->pid != getpid())
-        return tide_fail(TIDE_ERR_FORKED, "bootstrap: made by process %ld, used in its child %ld", (long)b->pid, (long)getpid());
+        return tide_fail(TIDE_ERR_FORKED, "bootstrap: made by process %ld, used in its child %ld", (long)b->pid,
+                         (long)getpid());
     if (b->status != TIDE_OK)
         return tide_fail(b->status, "%s", b->text);
     deadline = tide_now_ns() + b->timeout_ns;
@@ -353,7 +369,8 @@ int tide_bootstrap_allgather(void *bootstrap, const void *in, void *out, size_t 
         status = send_all(b, 0, &a, sizeof a, deadline);
         if (status == TIDE_OK)
             status = send_all(b, 0, in, bytes, deadline);
-        /* Rank 0 gives the slowest rank its time and then speaks; its verdict names who was missing, so wait a little longer. */
+        /* Rank 0 gives the slowest rank its time and then speaks; its verdict names who was missing, so wait a little
+         * longer. */
         if (status == TIDE_OK)
             status = receive_verdict(b, deadline + b->timeout_ns + GRACE_NS);
         if (status == TIDE_OK && bytes > 0)

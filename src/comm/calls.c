@@ -10,7 +10,8 @@
 static int check_stream(const void *stream)
 {
     if (stream)
-        return tide_fail(TIDE_ERR_ARGUMENT, "stream: %p, expected NULL on the host fabric (the calling thread)", stream);
+        return tide_fail(TIDE_ERR_ARGUMENT, "stream: %p, expected NULL on the host fabric (the calling thread)",
+                         stream);
     return TIDE_OK;
 }
 
@@ -38,14 +39,15 @@ static int check_held(const tide_group *group)
         return TIDE_OK;
     comm_group_label(group, mine);
     if (slot->owner == group)
-        return tide_fail(TIDE_ERR_STATE, "%s has stashed gradients in its landing; its reduce-scatter gives the landing back", mine);
+        return tide_fail(TIDE_ERR_STATE,
+                         "%s has stashed gradients in its landing; its reduce-scatter gives the landing back", mine);
     if (slot->owner)
         return tide_fail(TIDE_ERR_STATE, "%s is not gathered: landing slot %u belongs to %s", mine, group->plan->slot,
                          comm_group_label(slot->owner, other));
     return tide_fail(TIDE_ERR_STATE, "%s is not gathered: landing slot %u is free", mine, group->plan->slot);
 }
 
-/* ---- all-gather -------------------------------------------------------------------------------------------- */
+/* ---- all-gather --------------------------------------------------------------------------------- */
 
 static int check_shards(const tide_group *group, const void *const *shards)
 {
@@ -55,18 +57,20 @@ static int check_shards(const tide_group *group, const void *const *shards)
 
     if (geo->input == TIDE_INPUT_ADOPTED) {
         if (shards)
-            return tide_fail(TIDE_ERR_ARGUMENT, "shards: not NULL, but %s reads its adopted shards", comm_group_label(group, label));
+            return tide_fail(TIDE_ERR_ARGUMENT, "shards: not NULL, but %s reads its adopted shards",
+                             comm_group_label(group, label));
         return TIDE_OK;
     }
     if (!shards)
-        return tide_fail(TIDE_ERR_ARGUMENT, "shards: NULL, expected %u pointers for %s", geo->n_params, comm_group_label(group, label));
+        return tide_fail(TIDE_ERR_ARGUMENT, "shards: NULL, expected %u pointers for %s", geo->n_params,
+                         comm_group_label(group, label));
     for (uint32_t p = 0; p < geo->n_params; p++) {
         if (!shards[p] && geo->params[p].shard > 0)
             return tide_fail(TIDE_ERR_ARGUMENT, "shards[%u]: NULL, expected %llu elements of %s", p,
                              (unsigned long long)geo->params[p].shard, tide_dtype_name(geo->shard_dtype));
         if (item > 1 && (uintptr_t)shards[p] % item != 0)
-            return tide_fail(TIDE_ERR_ARGUMENT, "shards[%u]: %p is not aligned to the %u bytes of %s", p, (const void *)shards[p], item,
-                             tide_dtype_name(geo->shard_dtype));
+            return tide_fail(TIDE_ERR_ARGUMENT, "shards[%u]: %p is not aligned to the %u bytes of %s", p,
+                             (const void *)shards[p], item, tide_dtype_name(geo->shard_dtype));
     }
     return TIDE_OK;
 }
@@ -81,15 +85,21 @@ static int check_slot_free(const tide_group *group)
     comm_group_label(group, mine);
     comm_group_label(slot->owner, other);
     if (slot->state == SLOT_STASHED)
-        return tide_fail(TIDE_ERR_STATE, "%s needs landing slot %u, where %s has stashed gradients that its reduce-scatter has not read", mine,
-                         group->plan->slot, other);
+        return tide_fail(TIDE_ERR_STATE,
+                         "%s needs landing slot %u, where %s has stashed gradients that its reduce-scatter has not "
+                         "read",
+                         mine, group->plan->slot, other);
     if (slot->state == SLOT_READING)
-        return tide_fail(TIDE_ERR_STATE, "%s needs landing slot %u, where the network phase of %s still reads gradients: enqueue it first",
+        return tide_fail(TIDE_ERR_STATE,
+                         "%s needs landing slot %u, where the network phase of %s still reads gradients: enqueue it "
+                         "first",
                          mine, group->plan->slot, other);
     if (slot->owner == group)
         return tide_fail(TIDE_ERR_STATE, "%s is already gathered and not released", mine);
-    return tide_fail(TIDE_ERR_STATE, "%s needs landing slot %u, which still belongs to %s: release that first, or give one of them a "
-                     "private landing", mine, group->plan->slot, other);
+    return tide_fail(TIDE_ERR_STATE,
+                     "%s needs landing slot %u, which still belongs to %s: release that first, or give one of them a "
+                     "private landing",
+                     mine, group->plan->slot, other);
 }
 
 int tide_all_gather(tide_group *group, const void *const *shards, void *stream)
@@ -142,16 +152,18 @@ int tide_slot_release(tide_group *group, void *stream)
     return status;
 }
 
-/* ---- gradients ----------------------------------------------------------------------------------------------- */
+/* ---- gradients ---------------------------------------------------------------------------------- */
 
 static int check_args(const tide_group *group, const tide_reduce_scatter_args *args)
 {
     char label[96];
     if (!args || args->size != sizeof *args)
-        return tide_fail(TIDE_ERR_ARGUMENT, "args: %s, expected a tide_reduce_scatter_args from TIDE_REDUCE_SCATTER_ARGS_INIT",
+        return tide_fail(TIDE_ERR_ARGUMENT,
+                         "args: %s, expected a tide_reduce_scatter_args from TIDE_REDUCE_SCATTER_ARGS_INIT",
                          args ? "wrong size" : "NULL");
     if (group->plan->geo.grad_dtype == TIDE_NONE)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "%s was created without gradients (grad_dtype TIDE_NONE)", comm_group_label(group, label));
+        return tide_fail(TIDE_ERR_UNSUPPORTED, "%s was created without gradients (grad_dtype TIDE_NONE)",
+                         comm_group_label(group, label));
     if (args->grad_dtype != TIDE_F32 && args->grad_dtype != TIDE_BF16 && args->grad_dtype != TIDE_F16)
         return tide_fail(TIDE_ERR_ARGUMENT, "grad_dtype: %d is not fp32, bf16 or fp16", args->grad_dtype);
     if (args->accumulate != 0 && args->accumulate != 1)
@@ -161,20 +173,21 @@ static int check_args(const tide_group *group, const tide_reduce_scatter_args *a
     return TIDE_OK;
 }
 
-/* Sorts the gradients out: group->present says which parameters have one, group->args holds them in order. A parameter without
- * elements never has one, whatever its pointer. *n_present of them. */
+/* Sorts the gradients out: group->present says which parameters have one, group->args holds them in order. A parameter
+ * without elements never has one, whatever its pointer. *n_present of them. */
 static int take_gradients(tide_group *group, const tide_reduce_scatter_args *args, uint32_t *n_present)
 {
     const geo_group *geo = &group->plan->geo;
     uint32_t item = tide_dtype_bytes(args->grad_dtype);
 
     if (!args->grads)
-        return tide_fail(TIDE_ERR_ARGUMENT, "grads: NULL, expected %u pointers (NULL entries: no gradient)", geo->n_params);
+        return tide_fail(TIDE_ERR_ARGUMENT, "grads: NULL, expected %u pointers (NULL entries: no gradient)",
+                         geo->n_params);
     *n_present = 0;
     for (uint32_t p = 0; p < geo->n_params; p++) {
         if ((uintptr_t)args->grads[p] % item != 0)
-            return tide_fail(TIDE_ERR_ARGUMENT, "grads[%u]: %p is not aligned to the %u bytes of %s", p, (const void *)args->grads[p], item,
-                             tide_dtype_name(args->grad_dtype));
+            return tide_fail(TIDE_ERR_ARGUMENT, "grads[%u]: %p is not aligned to the %u bytes of %s", p,
+                             (const void *)args->grads[p], item, tide_dtype_name(args->grad_dtype));
         group->present[p] = args->grads[p] && geo->params[p].shard > 0;
         if (group->present[p])
             group->args[(*n_present)++] = args->grads[p];
@@ -207,10 +220,12 @@ int tide_grads_stash(tide_group *group, const tide_reduce_scatter_args *args, vo
     if (status != TIDE_OK)
         return status;
     if (group->set->plan->options.multicast == 1)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "%s: one landing serves the node, expected the knob multicast 0 for Slot-Reuse",
+        return tide_fail(TIDE_ERR_UNSUPPORTED,
+                         "%s: one landing serves the node, expected the knob multicast 0 for Slot-Reuse",
                          comm_group_label(group, label));
     if (tide_dtype_bytes(args->grad_dtype) > group->plan->geo.item)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "grad_dtype: %s items are larger than the %u bytes of %s's parameters: use In-Place",
+        return tide_fail(TIDE_ERR_UNSUPPORTED,
+                         "grad_dtype: %s items are larger than the %u bytes of %s's parameters: use In-Place",
                          tide_dtype_name(args->grad_dtype), group->plan->geo.item, comm_group_label(group, label));
     status = take_gradients(group, args, &n_present);
     if (status == TIDE_OK && n_present > 0) /* both programs now: the read may then not run out of memory */
@@ -222,6 +237,8 @@ int tide_grads_stash(tide_group *group, const tide_reduce_scatter_args *args, vo
         run.n_args = stash->n_args;
         run.call = group->set->comm->calls + 1;
         status = engine_run(group->set->engine, stash->run, ENGINE_ALL, &run, stream);
+        if (status == TIDE_OK) /* the copy's own end, which needs no peer: then the gradients may go */
+            status = engine_wait(group->set->engine, group->index, EVENT_READ_DONE, stream);
     }
     if (status != TIDE_OK)
         return status;
@@ -232,19 +249,25 @@ int tide_grads_stash(tide_group *group, const tide_reduce_scatter_args *args, vo
     return TIDE_OK;
 }
 
-/* ---- reduce-scatter --------------------------------------------------------------------------------------------- */
+/* ---- reduce-scatter ----------------------------------------------------------------------------- */
 
-/* Reads may run ahead of the network phases by the two banks; one whose sums need the network phase itself must see it first. */
+/* Reads may run ahead of the network phases by the two banks; one whose sums need the network phase itself must see it
+ * first. */
 static int check_banks(const comm_set *set)
 {
     const comm_pending *last = set->n_pending > 0 ? &set->pending[set->n_pending - 1] : NULL;
     char label[96];
 
     if (last && last->program && last->program->late_read_done)
-        return tide_fail(TIDE_ERR_STATE, "%s: its network phase holds the rest of its reads (partial outbox) and must be enqueued before "
-                         "another read", comm_group_label(last->group, label));
+        return tide_fail(TIDE_ERR_STATE,
+                         "%s: its network phase holds the rest of its reads (partial outbox) and must be enqueued "
+                         "before "
+                         "another read",
+                         comm_group_label(last->group, label));
     if (set->n_pending == COMM_BANKS)
-        return tide_fail(TIDE_ERR_STATE, "%d read phases wait for their network phase, the first of %s: enqueue that before another read",
+        return tide_fail(TIDE_ERR_STATE,
+                         "%d read phases wait for their network phase, the first of %s: enqueue that before another "
+                         "read",
                          COMM_BANKS, comm_group_label(set->pending[0].group, label));
     return TIDE_OK;
 }
@@ -257,12 +280,14 @@ static int check_stashed(const tide_group *group, int grad_dtype)
         return tide_fail(TIDE_ERR_STATE, "%s has no stashed gradients: call tide_grads_stash before a read in mode 1",
                          comm_group_label(group, label));
     if (slot->stash_dtype != grad_dtype)
-        return tide_fail(TIDE_ERR_ARGUMENT, "grad_dtype: %s, but %s has stashed gradients of %s", tide_dtype_name(grad_dtype),
-                         comm_group_label(group, label), tide_dtype_name(slot->stash_dtype));
+        return tide_fail(TIDE_ERR_ARGUMENT, "grad_dtype: %s, but %s has stashed gradients of %s",
+                         tide_dtype_name(grad_dtype), comm_group_label(group, label),
+                         tide_dtype_name(slot->stash_dtype));
     return TIDE_OK;
 }
 
-/* The program that reads the stash or the gradients; NULL when no parameter has one. group->args holds what it reads. */
+/* The program that reads the stash or the gradients; NULL when no parameter has one. group->args holds what it reads.
+ */
 static int choose_program(tide_group *group, const tide_reduce_scatter_args *args, comm_program **program)
 {
     uint32_t n_present = 0;
@@ -318,8 +343,10 @@ int tide_reduce_scatter_read(tide_group *group, const tide_reduce_scatter_args *
         group->reduce_scatters++;
     }
     if (args->mode == 1)
-        slot_set(slot_of(group), program && program->late_free ? SLOT_READING : SLOT_FREE, program && program->late_free ? group : NULL);
-    set->pending[set->n_pending++] = (comm_pending){group, program, set->comm->calls, args->mode == 1 && program && program->late_free};
+        slot_set(slot_of(group), program && program->late_free ? SLOT_READING : SLOT_FREE,
+                 program && program->late_free ? group : NULL);
+    set->pending[set->n_pending++] =
+        (comm_pending){group, program, set->comm->calls, args->mode == 1 && program && program->late_free};
     return TIDE_OK;
 }
 
@@ -334,11 +361,12 @@ int tide_reduce_scatter_net(tide_group *group, void *stream)
         return status;
     set = group->set;
     if (set->n_pending == 0)
-        return tide_fail(TIDE_ERR_STATE, "%s has no read phase that waits for its network phase", comm_group_label(group, mine));
+        return tide_fail(TIDE_ERR_STATE, "%s has no read phase that waits for its network phase",
+                         comm_group_label(group, mine));
     first = set->pending[0];
     if (first.group != group)
-        return tide_fail(TIDE_ERR_STATE, "%s: the next network phase is that of %s, whose read came first", comm_group_label(group, mine),
-                         comm_group_label(first.group, other));
+        return tide_fail(TIDE_ERR_STATE, "%s: the next network phase is that of %s, whose read came first",
+                         comm_group_label(group, mine), comm_group_label(first.group, other));
     if (first.program) {
         engine_args run = {.alpha = 1.0f, .call = first.call};
         status = engine_run(set->engine, first.program->run, ENGINE_NET, &run, stream);
@@ -358,14 +386,14 @@ int tide_reduce_scatter(tide_group *group, const tide_reduce_scatter_args *args,
     int status = enter_call(group, stream);
 
     if (status == TIDE_OK && group->set->n_pending > 0)
-        return tide_fail(TIDE_ERR_STATE, "%s: the next network phase is that of %s, whose read came first", comm_group_label(group, mine),
-                         comm_group_label(group->set->pending[0].group, other));
+        return tide_fail(TIDE_ERR_STATE, "%s: the next network phase is that of %s, whose read came first",
+                         comm_group_label(group, mine), comm_group_label(group->set->pending[0].group, other));
     if (status == TIDE_OK)
         status = tide_reduce_scatter_read(group, args, stream);
     return status == TIDE_OK ? tide_reduce_scatter_net(group, stream) : status;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------ */
+/* ---- waiting ------------------------------------------------------------------------------------ */
 
 /* An event that only the network phase records must not be mistaken for that of an earlier call. */
 static int check_recorded(const tide_group *group, int event)
@@ -375,7 +403,8 @@ static int check_recorded(const tide_group *group, int event)
     for (uint32_t i = 0; i < set->n_pending; i++) {
         const comm_pending *p = &set->pending[i];
         if (p->group == group && p->program && (event == TIDE_DONE || p->program->late_read_done))
-            return tide_fail(TIDE_ERR_STATE, "event: %s of %s comes with its network phase, which has not been enqueued",
+            return tide_fail(TIDE_ERR_STATE,
+                             "event: %s of %s comes with its network phase, which has not been enqueued",
                              event == TIDE_DONE ? "TIDE_DONE" : "TIDE_READ_DONE", comm_group_label(group, label));
     }
     return TIDE_OK;

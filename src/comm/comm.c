@@ -18,13 +18,15 @@ int comm_enter(const tide_comm *comm)
     return status == TIDE_OK ? TIDE_OK : tide_fail(status, "%s", f.text);
 }
 
-/* ---- creation ------------------------------------------------------------------------------------------- */
+/* ---- creation ----------------------------------------------------------------------------------- */
 
-/* What can be wrong with one rank's description; the verdict is exchanged, so that the others do not wait for this rank. */
+/* What can be wrong with one rank's description; the verdict is exchanged, so that the others do not wait for this
+ * rank. */
 static int check_desc(const tide_comm_desc *desc)
 {
     if (desc->fabric != TIDE_FABRIC_HOST)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "fabric: %d is not built into this library, expected TIDE_FABRIC_HOST (0)", desc->fabric);
+        return tide_fail(TIDE_ERR_UNSUPPORTED,
+                         "fabric: %d is not built into this library, expected TIDE_FABRIC_HOST (0)", desc->fabric);
     if (desc->node_size > 0 && desc->n_ranks % desc->node_size != 0)
         return tide_fail(TIDE_ERR_ARGUMENT, "node_size: %u does not divide n_ranks %u", desc->node_size, desc->n_ranks);
     if (desc->node_size > TIDE_MAX_LOCAL)
@@ -46,7 +48,8 @@ static int deadline_from_environment(tide_options *options)
     errno = 0;
     value = strtoll(text, &end, 10);
     if (errno != 0 || *end || value < 1)
-        return tide_fail(TIDE_ERR_ARGUMENT, "TIDE_DEADLINE_MS: '%.40s', expected a positive number of milliseconds", text);
+        return tide_fail(TIDE_ERR_ARGUMENT, "TIDE_DEADLINE_MS: '%.40s', expected a positive number of milliseconds",
+                         text);
     return tide_options_set(options, "deadline_ms", value);
 }
 
@@ -55,7 +58,8 @@ static int agree_on_settings(tide_comm *comm, const tide_comm_desc *desc)
     comm_field fields[COMM_FIELDS];
     uint32_t n = 0;
 
-    fields[n++] = (comm_field){"version", VALUE_VERSION, TIDE_VERSION_MAJOR << 16 | TIDE_VERSION_MINOR << 8 | TIDE_VERSION_PATCH};
+    fields[n++] =
+        (comm_field){"version", VALUE_VERSION, TIDE_VERSION_MAJOR << 16 | TIDE_VERSION_MINOR << 8 | TIDE_VERSION_PATCH};
     fields[n++] = (comm_field){"node_size", VALUE_INT, desc->node_size};
     fields[n++] = (comm_field){"fabric", VALUE_INT, desc->fabric};
 #define TIDE_X(name, dflt, lo, hi, help) fields[n++] = (comm_field){"options." #name, VALUE_KNOB, comm->options.name};
@@ -73,21 +77,22 @@ static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
         return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
     for (uint32_t r = 1; r < comm->open.n_ranks; r++) {
         if (hosts[r] != hosts[0])
-            return tide_fail(TIDE_ERR_UNSUPPORTED, "fabric: host needs all ranks on one machine, rank %u is on another than rank 0", r);
+            return tide_fail(TIDE_ERR_UNSUPPORTED,
+                             "fabric: host needs all ranks on one machine, rank %u is on another than rank 0", r);
     }
     status = comm_node_size(hosts, comm->open.n_ranks, node_size, &comm->local, comm->reason, sizeof comm->reason);
     if (status != TIDE_OK)
         return status;
     comm->nodes = comm->open.n_ranks / comm->local;
     if (comm->nodes > TIDE_MAX_NODES)
-        return tide_fail(TIDE_ERR_ARGUMENT, "node_size: %u makes %u nodes of %u ranks, expected at most %d", node_size, comm->nodes,
-                         comm->open.n_ranks, TIDE_MAX_NODES);
+        return tide_fail(TIDE_ERR_ARGUMENT, "node_size: %u makes %u nodes of %u ranks, expected at most %d", node_size,
+                         comm->nodes, comm->open.n_ranks, TIDE_MAX_NODES);
     comm->open.node_size = comm->local;
     return TIDE_OK;
 }
 
-/* One landing can serve a node where the fabric offers it, unless a rank must be able to write its own: Slot-Reuse puts gradients
- * there, poison overwrites it at release. */
+/* One landing can serve a node where the fabric offers it, unless a rank must be able to write its own: Slot-Reuse puts
+ * gradients there, poison overwrites it at release. */
 static int resolve_multicast(tide_comm *comm)
 {
     tide_options *o = &comm->options;
@@ -149,9 +154,11 @@ int tide_comm_create(const tide_comm_desc *desc, tide_comm **out)
     if (!out)
         return tide_fail(TIDE_ERR_ARGUMENT, "out: NULL, expected a place for the communicator");
     if (!desc || desc->size != sizeof *desc)
-        return tide_fail(TIDE_ERR_ARGUMENT, "desc: %s, expected a tide_comm_desc from TIDE_COMM_DESC_INIT", desc ? "wrong size" : "NULL");
+        return tide_fail(TIDE_ERR_ARGUMENT, "desc: %s, expected a tide_comm_desc from TIDE_COMM_DESC_INIT",
+                         desc ? "wrong size" : "NULL");
     if (desc->n_ranks < 1 || desc->n_ranks > TIDE_MAX_NODES * TIDE_MAX_LOCAL)
-        return tide_fail(TIDE_ERR_ARGUMENT, "n_ranks: %u is not in 1..%d", desc->n_ranks, TIDE_MAX_NODES * TIDE_MAX_LOCAL);
+        return tide_fail(TIDE_ERR_ARGUMENT, "n_ranks: %u is not in 1..%d", desc->n_ranks,
+                         TIDE_MAX_NODES * TIDE_MAX_LOCAL);
     if (desc->rank >= desc->n_ranks)
         return tide_fail(TIDE_ERR_ARGUMENT, "rank: %u is not in 0..%u", desc->rank, desc->n_ranks - 1);
     if (!desc->allgather && desc->n_ranks > 1)
@@ -202,7 +209,7 @@ fail:
     return status;
 }
 
-/* ---- questions ------------------------------------------------------------------------------------------- */
+/* ---- questions ---------------------------------------------------------------------------------- */
 
 int tide_comm_get_info(const tide_comm *comm, tide_comm_info *out)
 {
@@ -210,7 +217,8 @@ int tide_comm_get_info(const tide_comm *comm, tide_comm_info *out)
     if (!comm)
         return tide_fail(TIDE_ERR_ARGUMENT, "comm: NULL, expected a communicator");
     if (!out || out->size != sizeof *out)
-        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_comm_info with its size set", out ? "wrong size" : "NULL");
+        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_comm_info with its size set",
+                         out ? "wrong size" : "NULL");
     status = fab_check_fork();
     if (status != TIDE_OK)
         return status;
@@ -254,7 +262,7 @@ int tide_comm_sync(tide_comm *comm)
     return status;
 }
 
-/* ---- the end --------------------------------------------------------------------------------------------- */
+/* ---- the end ------------------------------------------------------------------------------------ */
 
 int tide_comm_abort(tide_comm *comm)
 {
@@ -274,7 +282,8 @@ int tide_comm_destroy(tide_comm *comm)
     if (status != TIDE_OK)
         return status;
     status = tide_comm_sync(comm);
-    /* Nobody unmaps what a peer may still write: all ranks have synced before one goes on. After a failure nothing runs any more. */
+    /* Nobody unmaps what a peer may still write: all ranks have synced before one goes on. After a failure nothing runs
+     * any more. */
     if (status == TIDE_OK)
         status = fab_agree(&comm->open, TIDE_OK);
     else

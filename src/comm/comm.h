@@ -71,7 +71,8 @@ typedef struct comm_pending {
     uint64_t call;
     bool frees_slot;
 } comm_pending;
-enum { COMM_BANKS = 2 }; /* outbox and spare alternate between two banks, so that many reads may be ahead of the network */
+/* Outbox and spare alternate between two banks, so that many reads may be ahead of the network phases. */
+enum { COMM_BANKS = 2 };
 
 struct comm_set {
     comm_set *next;
@@ -85,7 +86,7 @@ struct comm_set {
     uint32_t n_pending;
 };
 
-/* ---- entering a call ------------------------------------------------------------------------------- */
+/* ---- entering a call ---------------------------------------------------------------------------- */
 
 /* TIDE_OK, or why the communicator can do nothing more: forked, or failed (its failure's code and text). */
 int comm_enter(const tide_comm *comm);
@@ -93,13 +94,14 @@ int comm_enter_group(const tide_group *group); /* the same; group NULL is an arg
 /* "group 3 'layers.3'" */
 const char *comm_group_label(const tide_group *group, char buffer[96]);
 
-/* ---- groups.c ------------------------------------------------------------------------------------------ */
+/* ---- groups.c ----------------------------------------------------------------------------------- */
 
 /* The program for a subset (n_params flags), compiled at its first use. */
-int comm_program_find(tide_group *group, bool stash, const uint8_t *present, int grad_dtype, int mode, comm_program **out);
+int comm_program_find(tide_group *group, bool stash, const uint8_t *present, int grad_dtype, int mode,
+                      comm_program **out);
 void comm_set_free(comm_set *set); /* NULL is fine */
 
-/* ---- agree.c: the same verdict, in the same words, on all ranks. No heap but `scratch`. ----------------- */
+/* ---- agree.c: the same verdict, in the same words, on all ranks. No heap but `scratch`. --------- */
 
 enum { COMM_FIELDS = 32 }; /* fields an exchange */
 enum comm_value { VALUE_INT, VALUE_KNOB, VALUE_HEX, VALUE_VERSION };
@@ -111,17 +113,20 @@ typedef struct comm_field {
 
 /* C  n_ranks and rank as every rank believes them to be, before anything may rely on them. */
 int comm_agree_size(const fab_open *open);
-/* C  TIDE_ERR_MISMATCH names the first field that differs: "<where>k: 2 on ranks 0-2, 4 on rank 3". At most COMM_FIELDS. */
-int comm_agree_fields(const fab_open *open, int64_t *scratch, const char *where, const comm_field *fields, uint32_t n_fields);
-/* C  Signatures, capabilities and plan digest of a set. status: this rank's so far; groups and plan are read only when it is OK. */
-int comm_agree_groups(const fab_open *open, int64_t *scratch, int status, const tide_group_desc *groups, uint32_t n_groups,
-                      int64_t multicast, uint64_t plan_digest);
+/* C  Compares at most COMM_FIELDS; the first that differs: "<where>k: 2 on ranks 0-2, 4 on rank 3". */
+int comm_agree_fields(const fab_open *open, int64_t *scratch, const char *where, const comm_field *fields,
+                      uint32_t n_fields);
+/* C  Signatures, capabilities and plan digest of a set. status: this rank's so far; groups and plan are read only when
+ * it is OK. */
+int comm_agree_groups(const fab_open *open, int64_t *scratch, int status, const tide_group_desc *groups,
+                      uint32_t n_groups, int64_t multicast, uint64_t plan_digest);
 
-/* ---- topology.c ----------------------------------------------------------------------------------------- */
+/* ---- topology.c --------------------------------------------------------------------------------- */
 
 /* Identity of this machine as its processes can reach each other: boot and network namespace. */
 uint64_t comm_host_identity(void);
-/* Ranks a node from every rank's machine. node_size 0: the machines decide. reason: one clause, the same on all ranks. */
-int comm_node_size(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_size, uint32_t *local, char *reason, size_t room);
+/* Ranks a node from every rank's machine. node_size 0: the machines decide. reason: one clause, alike on all ranks. */
+int comm_node_size(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_size, uint32_t *local, char *reason,
+                   size_t room);
 
 #endif

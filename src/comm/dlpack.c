@@ -8,8 +8,8 @@ typedef struct held_tensor {
     engine_view *view;
 } held_tensor;
 
-/* Any thread, with or without the communicator, also while the process exits. A forked child owns no arena: the view is the
- * parent's, and its lock may have been held at the fork. */
+/* Any thread, with or without the communicator, also while the process exits. A forked child owns no arena: the view is
+ * the parent's, and its lock may have been held at the fork. */
 static void delete_held(DLManagedTensor *self)
 {
     held_tensor *held = self->manager_ctx;

@@ -1,10 +1,11 @@
-/* dlpack.h - the ABI of DLPack 0.8 as far as a 1-D tensor needs it: declared here, so that nothing has to be installed. */
+/* dlpack.h - the ABI of DLPack 0.8 as far as a 1-D tensor needs it: declared here, so that nothing has to be installed.
+ */
 #ifndef TIDE_DLPACK_H
 #define TIDE_DLPACK_H
 
 #include <stdint.h>
 
-enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 };                       /* DLDeviceType */
+enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 };                      /* DLDeviceType */
 enum { DLPACK_UINT = 1, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 }; /* DLDataTypeCode */
 
 typedef struct DLDevice {

@@ -1,4 +1,5 @@
-/* groups.c - sets of groups: planned, agreed, allocated and compiled together; programs of subsets; tensors; path and reason. */
+/* groups.c - sets of groups: planned, agreed, allocated and compiled together; programs of subsets; tensors; path and
+ * reason. */
 #include <stdio.h>
 
 #include "comm/comm.h"
@@ -20,7 +21,7 @@ const char *comm_group_label(const tide_group *group, char buffer[96])
     return buffer;
 }
 
-/* ---- programs ---------------------------------------------------------------------------------------------- */
+/* ---- programs ----------------------------------------------------------------------------------- */
 
 /* Bytes that this rank writes: each copy's destination once (one multicast write counts once), each put. */
 static uint64_t schedule_bytes(const schedule *s)
@@ -81,14 +82,16 @@ static int program_compile(tide_group *group, comm_program *p)
     return status;
 }
 
-int comm_program_find(tide_group *group, bool stash, const uint8_t *present, int grad_dtype, int mode, comm_program **out)
+int comm_program_find(tide_group *group, bool stash, const uint8_t *present, int grad_dtype, int mode,
+                      comm_program **out)
 {
     uint32_t n = group->plan->geo.n_params;
     comm_program *p;
     int status;
 
     for (p = group->programs; p; p = p->next) {
-        if (p->stash == stash && p->grad_dtype == grad_dtype && p->mode == mode && memcmp(p->present, present, n) == 0) {
+        if (p->stash == stash && p->grad_dtype == grad_dtype && p->mode == mode &&
+            memcmp(p->present, present, n) == 0) {
             *out = p;
             return TIDE_OK;
         }
@@ -114,7 +117,7 @@ int comm_program_find(tide_group *group, bool stash, const uint8_t *present, int
     return TIDE_OK;
 }
 
-/* ---- creation -------------------------------------------------------------------------------------------------- */
+/* ---- creation ----------------------------------------------------------------------------------- */
 
 static void group_free(tide_group *g)
 {
@@ -143,7 +146,8 @@ void comm_set_free(comm_set *set)
 }
 
 /* What one rank can do alone; needs no peer. */
-static int set_prepare(tide_comm *comm, const tide_group_desc *descs, uint32_t n_groups, tide_group **out, comm_set **created)
+static int set_prepare(tide_comm *comm, const tide_group_desc *descs, uint32_t n_groups, tide_group **out,
+                       comm_set **created)
 {
     tide_topology topology = {sizeof topology, comm->nodes, comm->local};
     comm_set *set;
@@ -227,7 +231,7 @@ int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, uint32_t 
     return TIDE_OK;
 }
 
-/* ---- questions ------------------------------------------------------------------------------------------------------ */
+/* ---- questions ---------------------------------------------------------------------------------- */
 
 int tide_group_get_path(const tide_group *group, tide_group_path *out)
 {
@@ -235,7 +239,8 @@ int tide_group_get_path(const tide_group *group, tide_group_path *out)
     if (!group)
         return tide_fail(TIDE_ERR_ARGUMENT, "group: NULL, expected a group");
     if (!out || out->size != sizeof *out)
-        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_group_path with its size set", out ? "wrong size" : "NULL");
+        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_group_path with its size set",
+                         out ? "wrong size" : "NULL");
     status = fab_check_fork();
     if (status != TIDE_OK)
         return status;
@@ -254,8 +259,8 @@ static int check_index(const tide_group *group, uint32_t index)
 {
     char label[96];
     if (index >= group->plan->geo.n_params)
-        return tide_fail(TIDE_ERR_ARGUMENT, "index: %u, but %s has %u parameters", index, comm_group_label(group, label),
-                         group->plan->geo.n_params);
+        return tide_fail(TIDE_ERR_ARGUMENT, "index: %u, but %s has %u parameters", index,
+                         comm_group_label(group, label), group->plan->geo.n_params);
     return TIDE_OK;
 }
 
@@ -271,7 +276,8 @@ static int check_adopted(const tide_group *group, const char *argument)
 static void *shard_address(const tide_group *group, uint32_t index)
 {
     const geo_group *geo = &group->plan->geo;
-    return engine_address(group->set->engine, REGION_RESIDENT, 0, group->plan->resident + geo->params[index].offset * geo->item);
+    return engine_address(group->set->engine, REGION_RESIDENT, 0,
+                          group->plan->resident + geo->params[index].offset * geo->item);
 }
 
 int tide_group_tensor(const tide_group *group, int kind, uint32_t index, tide_tensor *out)
@@ -283,7 +289,8 @@ int tide_group_tensor(const tide_group *group, int kind, uint32_t index, tide_te
     if (status != TIDE_OK)
         return status;
     if (!out || out->size != sizeof *out)
-        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_tensor with its size set", out ? "wrong size" : "NULL");
+        return tide_fail(TIDE_ERR_ARGUMENT, "out: %s, expected a tide_tensor with its size set",
+                         out ? "wrong size" : "NULL");
     if (kind != TIDE_TENSOR_PARAM && kind != TIDE_TENSOR_SHARD)
         return tide_fail(TIDE_ERR_ARGUMENT, "kind: %d is not TIDE_TENSOR_PARAM or TIDE_TENSOR_SHARD", kind);
     status = check_index(group, index);
@@ -318,8 +325,8 @@ int tide_shard_adopt(tide_group *group, uint32_t index, const void *data, uint64
         return status;
     room = group->plan->geo.params[index].shard * group->plan->geo.item;
     if (bytes > room)
-        return tide_fail(TIDE_ERR_ARGUMENT, "bytes: %llu, expected at most the %llu of the padded shard", (unsigned long long)bytes,
-                         (unsigned long long)room);
+        return tide_fail(TIDE_ERR_ARGUMENT, "bytes: %llu, expected at most the %llu of the padded shard",
+                         (unsigned long long)bytes, (unsigned long long)room);
     if (bytes > 0 && !data)
         return tide_fail(TIDE_ERR_ARGUMENT, "data: NULL, expected %llu bytes", (unsigned long long)bytes);
     shard = shard_address(group, index);

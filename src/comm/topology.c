@@ -31,7 +31,8 @@ static int check_given(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_si
     for (uint32_t r = 0; r < n_ranks; r++) {
         uint32_t first = r / node_size * node_size;
         if (hosts[r] != hosts[first])
-            return tide_fail(TIDE_ERR_ARGUMENT, "node_size: %u puts ranks %u and %u into one node, but they are on different machines",
+            return tide_fail(TIDE_ERR_ARGUMENT,
+                             "node_size: %u puts ranks %u and %u into one node, but they are on different machines",
                              node_size, first, r);
         here += hosts[r] == hosts[0];
     }
@@ -42,7 +43,8 @@ static int check_given(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_si
     return TIDE_OK;
 }
 
-int comm_node_size(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_size, uint32_t *local, char *reason, size_t room)
+int comm_node_size(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_size, uint32_t *local, char *reason,
+                   size_t room)
 {
     uint32_t run = 1, at;
 
@@ -58,19 +60,22 @@ int comm_node_size(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_size, 
             continue;
         for (uint32_t r = at; r < n_ranks; r++) {
             if (hosts[r] == hosts[first]) {
-                snprintf(reason, room, "ranks are not node-major: ranks %u and %u share a machine, rank %u between them does not",
+                snprintf(reason, room,
+                         "ranks are not node-major: ranks %u and %u share a machine, rank %u between them does not",
                          first, r, at);
                 return TIDE_OK;
             }
         }
         if (at - first != run) {
-            snprintf(reason, room, "machines hold different numbers of ranks: %u from rank 0 on, %u from rank %u on", run, at - first,
-                     first);
+            snprintf(reason, room, "machines hold different numbers of ranks: %u from rank 0 on, %u from rank %u on",
+                     run, at - first, first);
             return TIDE_OK;
         }
     }
     if (run > TIDE_MAX_LOCAL)
-        return tide_fail(TIDE_ERR_ARGUMENT, "node_size: 0 makes one node of the %u ranks of a machine, expected at most %d: pass a node_size",
+        return tide_fail(TIDE_ERR_ARGUMENT,
+                         "node_size: 0 makes one node of the %u ranks of a machine, expected at most %d: pass a "
+                         "node_size",
                          run, TIDE_MAX_LOCAL);
     *local = run;
     if (run == n_ranks)
