@@ -242,12 +242,18 @@ TIDE_API void tide_plan_destroy(tide_plan *plan);
 typedef int (*tide_allgather_fn)(void *context, const void *in, void *out, size_t bytes);
 
 typedef struct tide_bootstrap tide_bootstrap;
-/* C  A bootstrap for ranks of one machine without any other library: rank 0 listens on the abstract
- * Unix socket `path` (at most 90 bytes, no name in the file system), the others connect; peers of
- * another uid are refused. Blocks up to timeout_ms. */
+/* C  A bootstrap for ranks of one machine without any other library: rank 0 listens on the abstract Unix socket
+ * `path` (at most 90 bytes, no name in the file system), the others connect; peers of another uid are refused.
+ * Blocks up to timeout_ms, and a second longer to learn from rank 0 who was missing. Errors: TIDE_ERR_ARGUMENT,
+ * TIDE_ERR_DEADLINE (names a missing rank), TIDE_ERR_MISMATCH (two processes claim one rank; sizes or versions
+ * differ), TIDE_ERR_SYSTEM (the path is taken), TIDE_ERR_MEMORY. */
 TIDE_API int tide_bootstrap_local(const char *path, uint32_t rank, uint32_t n_ranks, int64_t timeout_ms,
                                   tide_bootstrap **out);
+/* C  A tide_allgather_fn: pass the bootstrap as its context. Waits up to timeout_ms for the slowest rank.
+ * Errors: TIDE_ERR_DEADLINE, TIDE_ERR_PEER_DEAD (a rank has closed or died), TIDE_ERR_MISMATCH (byte counts
+ * differ), TIDE_ERR_FORKED; after one, every later call returns it. */
 TIDE_API int tide_bootstrap_allgather(void *bootstrap, const void *in, void *out, size_t bytes);
+/* L  After the communicators that use it. NULL is fine. */
 TIDE_API void tide_bootstrap_destroy(tide_bootstrap *bootstrap);
 
 typedef enum tide_fabric { TIDE_FABRIC_HOST = 0 } tide_fabric;
@@ -259,14 +265,19 @@ typedef struct tide_comm_desc {
     uint32_t node_size;          /* local ranks a node; 0: all ranks of this machine are one node */
     int fabric;                  /* tide_fabric */
     int device;                  /* ordinal; ignored by the host fabric */
-    tide_allgather_fn allgather; /* used during collective set-up calls only, from the caller's thread */
+    tide_allgather_fn allgather; /* used by create, groups_create and destroy only, in the caller's thread; NULL when
+                                    n_ranks is 1 */
     void *allgather_context;
     const tide_options *options; /* NULL: defaults. Lane-wide for all groups of the communicator */
 } tide_comm_desc;
 #define TIDE_COMM_DESC_INIT { sizeof(tide_comm_desc), 0, 1, 0, TIDE_FABRIC_HOST, 0, NULL, NULL, NULL }
 
-/* C  Errors: TIDE_ERR_ARGUMENT, TIDE_ERR_MISMATCH (ranks, node sizes, versions or options differ: names
- * field and ranks, alike on all ranks), TIDE_ERR_UNSUPPORTED, TIDE_ERR_SYSTEM, TIDE_ERR_MEMORY. */
+/* C  The struct, its options and its strings are read during the call only. Takes deadline_ms from the
+ * environment variable TIDE_DEADLINE_MS where the program left it at its default. Errors: TIDE_ERR_ARGUMENT,
+ * TIDE_ERR_MISMATCH (ranks, node sizes, versions or options differ: names field and ranks, alike on all ranks),
+ * TIDE_ERR_UNSUPPORTED, TIDE_ERR_SYSTEM (the all-gather failed, or a system call), TIDE_ERR_MEMORY,
+ * TIDE_ERR_FORKED (in a child of a process that had a communicator). A rank whose own arguments are bad still
+ * takes part, so that all ranks return its error. */
 TIDE_API int tide_comm_create(const tide_comm_desc *desc, tide_comm **out);
 
 typedef struct tide_comm_info {
@@ -278,16 +289,19 @@ typedef struct tide_comm_info {
     uint64_t arena_bytes; /* allocated now, granularity included */
     uint64_t live_views;  /* tensors handed out and not yet released */
 } tide_comm_info;
-/* L */
+/* L  Also after a failure. */
 TIDE_API int tide_comm_get_info(const tide_comm *comm, tide_comm_info *out);
 
 /* ---- groups --------------------------------------------------------------------------------- */
 
 typedef struct tide_group tide_group;
 
-/* C  Plans, agrees, allocates and registers n_groups groups: all or none. Ring slots, stage, staging,
- * outbox and inbox are shared by the groups of one call. out receives n_groups handles, owned by the
- * communicator until tide_comm_destroy. Errors alike on all ranks; nothing stays allocated. */
+/* C  Plans, agrees, allocates and registers n_groups groups: all or none. Ring slots, stage, staging, outbox
+ * and inbox are shared by the groups of one call. out receives n_groups handles, owned by the communicator
+ * until tide_comm_destroy. Descriptions are read during the call only. Errors alike on all ranks, nothing stays
+ * allocated and the communicator can be used further: TIDE_ERR_MISMATCH names group, parameter, field and ranks
+ * ("group 1 'b' param 2 'head' dims[1]: 33 on ranks 0-2, 34 on rank 3"); also those of tide_plan_create,
+ * TIDE_ERR_SYSTEM. */
 TIDE_API int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, uint32_t n_groups,
                                 tide_group **out);
 
@@ -297,9 +311,11 @@ typedef struct tide_group_path {
     const char *reason; /* why this path; valid while the communicator lives */
     uint64_t digest;    /* of the plan, equal on all ranks */
     uint64_t all_gathers, reduce_scatters; /* calls enqueued */
-    uint64_t all_gather_bytes, reduce_scatter_bytes; /* written a call by this rank, copies included */
+    /* Written a call by this rank: copies and puts, a multicast once. The reduce-scatter's are those of all parameters
+     * in the group's grad_dtype, In-Place. */
+    uint64_t all_gather_bytes, reduce_scatter_bytes;
 } tide_group_path;
-/* L */
+/* L  Also after a failure. */
 TIDE_API int tide_group_get_path(const tide_group *group, tide_group_path *out);
 
 typedef enum tide_tensor_kind {
@@ -322,18 +338,23 @@ TIDE_API int tide_group_tensor(const tide_group *group, int kind, uint32_t index
 TIDE_API int tide_group_dlpack(tide_group *group, int kind, uint32_t index, void **out);
 
 /* L  Copies `bytes` bytes (the padded shard, exactly tide_group_tensor(SHARD).bytes, or fewer: the rest is
- * zeroed) into the arena; from then on all_gather reads parameter `index` there (paper 3.1). */
+ * zeroed) into the arena; from then on all_gather reads parameter `index` there (paper 3.1). `data` may lie in
+ * the shard itself. Not while an all-gather of the group is under way. Errors: TIDE_ERR_ARGUMENT,
+ * TIDE_ERR_STATE (not an adopted group). */
 TIDE_API int tide_shard_adopt(tide_group *group, uint32_t index, const void *data, uint64_t bytes);
 
 /* ---- the collectives ------------------------------------------------------------------------- */
 
 /* E  Gathers every parameter of the group into its landing. shards: n_params pointers to the padded
- * (shard_dim 0) shards for TIDE_INPUT_ARGUMENT, kept alive by the caller until READY; NULL for adopted
- * groups. A rank that owns fewer rows than R must still pass R rows (padding is written as it is).
- * Errors: TIDE_ERR_STATE when the landing slot still belongs to an unreleased group (names both). */
+ * (shard_dim 0) shards for TIDE_INPUT_ARGUMENT, kept alive by the caller until READY; NULL for adopted groups. A rank that
+ * owns fewer rows than R must still pass R rows (padding is written as it is). Errors: TIDE_ERR_STATE when the
+ * landing slot still belongs to an unreleased group (names both) or holds stashed gradients that have not been
+ * read; TIDE_ERR_ARGUMENT. */
 TIDE_API int tide_all_gather(tide_group *group, const void *const *shards, void *stream);
 
-/* E  The landing may be overwritten once work before this point on `stream` is done (reshard). */
+/* E  The landing may be overwritten once work before this point on `stream` is done (reshard). With the poison
+ * knob the landing is filled with 0xFF first, once READY. Errors: TIDE_ERR_STATE when the group is not
+ * gathered, or has stashed gradients. */
 TIDE_API int tide_slot_release(tide_group *group, void *stream);
 
 typedef struct tide_reduce_scatter_args {
@@ -344,7 +365,8 @@ typedef struct tide_reduce_scatter_args {
     int grad_dtype;           /* of every gradient of this call: TIDE_F32, TIDE_BF16, TIDE_F16 */
     int accumulate;           /* 0: out = alpha * sum; 1: out = out + alpha * sum */
     float alpha;
-    int mode;                 /* 0 In-Place; 1 Slot-Reuse: read what tide_grads_stash left in the slot */
+    int mode;                 /* 0 In-Place; 1 Slot-Reuse: read what tide_grads_stash left in the slot (grads is
+                                 ignored, grad_dtype that of the stash) */
 } tide_reduce_scatter_args;
 #define TIDE_REDUCE_SCATTER_ARGS_INIT \
     { sizeof(tide_reduce_scatter_args), NULL, NULL, TIDE_BF16, 0, 1.0f, 0 }
@@ -352,18 +374,25 @@ typedef struct tide_reduce_scatter_args {
 /* L  Elements of the packed output for the parameters whose entry in `present` is nonzero (NULL: all). */
 TIDE_API int tide_group_output_elements(const tide_group *group, const uint8_t *present, uint64_t *elements);
 
-/* E  Slot-Reuse: copies gradients into the landing this group still holds, layout kept; the gradients may
- * be freed by the host after the call (host fabric) or after `stream` has run it (CUDA). The slot is given
- * back when the following reduce-scatter's reads are done; call instead of tide_slot_release. Errors:
- * TIDE_ERR_STATE (slot not held), TIDE_ERR_UNSUPPORTED (gradient item larger than the parameter's, or a
- * landing shared by the node: use In-Place). */
+/* E  Slot-Reuse: copies gradients into the landing this group still holds, layout kept; the gradients may be
+ * freed by the host after the call (host fabric) or after `stream` has run it (CUDA). The slot is given back
+ * when the following reduce-scatter's reads are done; call instead of tide_slot_release. Uses grads and
+ * grad_dtype of args. Errors: TIDE_ERR_STATE (slot not held), TIDE_ERR_UNSUPPORTED (gradient item larger than
+ * the parameter's, or a landing shared by the node: use In-Place). */
 TIDE_API int tide_grads_stash(tide_group *group, const tide_reduce_scatter_args *args, void *stream);
 
-/* E  Read phase (paper 5.2): consumes the gradients; READ_DONE follows. */
+/* E  Read phase (paper 5.2): consumes the gradients; READ_DONE follows. Two read phases may be ahead of the
+ * network phases (the banks), with a partial outbox one, whose READ_DONE then comes with its network phase.
+ * When no parameter has a gradient the call does nothing, counts as no collective and may pass out NULL; its
+ * network phase is still due. A subset of parameters, a dtype or a mode that is new to the group is compiled at
+ * its first call (TIDE_ERR_MEMORY); later calls allocate nothing. Errors: TIDE_ERR_ARGUMENT, TIDE_ERR_STATE
+ * (too many reads ahead; mode 1 without a stash), TIDE_ERR_UNSUPPORTED (TIDE_NONE). */
 TIDE_API int tide_reduce_scatter_read(tide_group *group, const tide_reduce_scatter_args *args, void *stream);
-/* E  Network phase, behind the previous call's; DONE follows. One for each read, in the same order. */
+/* E  Network phase, behind the previous call's; DONE follows. One for each read, in the same order;
+ * TIDE_ERR_STATE names the group whose turn it is. */
 TIDE_API int tide_reduce_scatter_net(tide_group *group, void *stream);
-/* E  Both phases. Gradients stay untouched by the caller until READ_DONE, `out` until DONE. */
+/* E  Both phases. Gradients stay untouched by the caller until READ_DONE, `out` until DONE. TIDE_ERR_STATE
+ * while a read phase waits for its network phase. */
 TIDE_API int tide_reduce_scatter(tide_group *group, const tide_reduce_scatter_args *args, void *stream);
 
 typedef enum tide_event {
@@ -371,8 +400,9 @@ typedef enum tide_event {
     TIDE_READ_DONE = 1, /* gradients are no longer needed */
     TIDE_DONE = 2       /* out is complete */
 } tide_event;
-/* L  Makes `stream` (host: the calling thread) wait for the group's latest such event. On the host fabric
- * returns the failure that ended the wait: TIDE_ERR_PEER_DEAD, _DEADLINE, _MISMATCH, _ABORTED. */
+/* L  Makes `stream` (host: the calling thread) wait for the group's latest such event; none yet: nothing to
+ * wait for. On the host fabric returns the failure that ended the wait: TIDE_ERR_PEER_DEAD, _DEADLINE,
+ * _MISMATCH, _ABORTED. TIDE_ERR_STATE when the event comes with a network phase that has not been enqueued. */
 TIDE_API int tide_wait(tide_group *group, int event, void *stream);
 
 /* ---- health and the end ------------------------------------------------------------------------ */
@@ -387,14 +417,18 @@ typedef struct tide_failure {
     char text[256];     /* the whole sentence */
 } tide_failure;
 #define TIDE_FAILURE_INIT { sizeof(tide_failure), 0, 0, -1, 0, { 0 }, { 0 } }
-/* L  Any thread. Returns failure.code. After a failure every later call returns it and outputs are undefined. */
+/* L  Any thread; out may be NULL. Returns failure.code. After a failure every later call on the communicator
+ * and its groups returns the same code and text, but for tide_comm_get_info, tide_group_get_path,
+ * tide_comm_abort and tide_comm_destroy; outputs are undefined. */
 TIDE_API int tide_comm_check(tide_comm *comm, tide_failure *out);
 /* L  Blocks until all that was enqueued has completed, or returns the failure. */
 TIDE_API int tide_comm_sync(tide_comm *comm);
-/* L  Any thread. Fails the communicator on all ranks; waits end with TIDE_ERR_ABORTED. */
+/* L  Any thread. Fails the communicator on all ranks; waits end with TIDE_ERR_ABORTED. Harmless after a
+ * failure. */
 TIDE_API int tide_comm_abort(tide_comm *comm);
-/* C  Frees everything; collective unless the communicator has failed. Arenas with live views stay until the last
- * view's deleter has run. NULL is fine. */
+/* C  Waits for what was enqueued and for all ranks, then frees everything; after a failure it waits for nobody.
+ * Arenas with live views stay until the last view's deleter has run. NULL is fine. Everything is freed also
+ * when it returns TIDE_ERR_SYSTEM (the all-gather failed); TIDE_ERR_FORKED changes nothing. */
 TIDE_API int tide_comm_destroy(tide_comm *comm);
 
 #ifdef __cplusplus
