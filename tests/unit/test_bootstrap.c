@@ -1,4 +1,5 @@
-/* test_bootstrap.c - tide_bootstrap_local: gathers, late and missing ranks, contradictions, strangers, deaths, forks. */
+/* test_bootstrap.c - tide_bootstrap_local: gathers, late and missing ranks, contradictions, strangers, deaths, forks.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -192,7 +193,8 @@ static int connect_raw(const char *path)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     memcpy(a.sun_path + 1, path, strlen(path));
     for (int i = 0; i < 500; i++) {
-        if (connect(fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(path))) == 0)
+        if (connect(fd, (struct sockaddr *)&a,
+                    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(path))) == 0)
             return fd;
         pause_ms(2);
     }
@@ -293,9 +295,9 @@ static void test_arguments(void **state)
     (void)state;
     memset(longest, 'x', 90);
     memset(too_long, 'x', 91);
-#define BAD(call, message)                                                                                                      \
-    assert_int_equal(call, TIDE_ERR_ARGUMENT);                                                                                   \
-    assert_string_equal(tide_last_error(), message);                                                                            \
+#define BAD(call, message)                                                                                             \
+    assert_int_equal(call, TIDE_ERR_ARGUMENT);                                                                         \
+    assert_string_equal(tide_last_error(), message);                                                                   \
     assert_null(b)
     BAD(tide_bootstrap_local(NULL, 0, 1, 1, &b), "path: NULL, expected 1 to 90 bytes");
     BAD(tide_bootstrap_local("", 0, 1, 1, &b), "path: empty, expected 1 to 90 bytes");
