@@ -173,6 +173,9 @@ int engine_create(fab_device *device, const tide_plan *plan, engine **out)
         e->nodes = plan->topology.nodes;
         e->node = e->rank / e->local;
         e->local_rank = e->rank % e->local;
+        /* An outbox bank holds a call's sums until they are sent: with two banks two calls can have read. A partial outbox is read
+         * into during the network phase. One node sends nothing. */
+        e->max_pending = e->nodes == 1 ? MAX_PENDING : plan->rs.n_out < plan->rs.n_blocks ? 1 : 2;
         for (uint32_t r = 0; r < device->n_ranks; r++)
             peers[r] = engine_same_node(e, r) || engine_same_rail(e, r);
         status = lay_out(e, &bytes);

@@ -57,6 +57,7 @@ static int begin(engine *e, engine_program *p, const engine_args *args, void *st
         status = e->device->verbs->call_begin(p->calls, &desc, &out->call);
     if (status != TIDE_OK)
         return status;
+    out->program = p;
     ledger_snapshot(&e->ledger, p->resources, p->n_resources, out->base);
     ledger_advance(&e->ledger, p->steps, p->n_steps);
     out->parity = (uint32_t)(e->rs_calls & 1);
@@ -73,24 +74,24 @@ int engine_run(engine *e, engine_program *p, int part, const engine_args *args, 
 
     if (status != TIDE_OK)
         return status;
-    if (part < ENGINE_ALL || part > ENGINE_NET || (p->kind == SCHEDULE_AG && part != ENGINE_ALL))
-        return tide_fail(TIDE_ERR_ARGUMENT, "part: %d, expected %s", part, p->kind == SCHEDULE_AG ? "ENGINE_ALL" : "an engine_part");
+    if (part < ENGINE_ALL || part > ENGINE_NET || (p->kind != SCHEDULE_RS && part != ENGINE_ALL))
+        return tide_fail(TIDE_ERR_ARGUMENT, "part: %d, expected %s", part, p->kind != SCHEDULE_RS ? "ENGINE_ALL" : "an engine_part");
     if (part != ENGINE_NET && (status = check_args(p, args)) != TIDE_OK)
         return status;
-    if (part == ENGINE_READ && p->n_pending == MAX_PENDING)
-        return tide_fail(TIDE_ERR_STATE, "part: READ, but %d network phases of this program are still to be enqueued", MAX_PENDING);
-    if (part == ENGINE_NET && p->n_pending == 0)
-        return tide_fail(TIDE_ERR_STATE, "part: NET, expected a READ of this program before");
-    if (part == ENGINE_ALL && p->n_pending != 0)
-        return tide_fail(TIDE_ERR_STATE, "part: ALL, but %u network phases of this program are still to be enqueued", p->n_pending);
+    if (part == ENGINE_READ && e->n_pending == e->max_pending)
+        return tide_fail(TIDE_ERR_STATE, "part: READ, but %u network phases are still to be enqueued, expected fewer", e->n_pending);
+    if (part == ENGINE_NET && (e->n_pending == 0 || e->pending[e->first_pending].program != p))
+        return tide_fail(TIDE_ERR_STATE, "part: NET, expected it in the order of the READs, one for each");
+    if (part == ENGINE_ALL && p->kind == SCHEDULE_RS && e->n_pending != 0)
+        return tide_fail(TIDE_ERR_STATE, "part: ALL, but %u network phases are still to be enqueued, expected none", e->n_pending);
 
     if (part == ENGINE_NET) {
         status = verbs->failure(e->device, NULL);
         if (status != TIDE_OK)
             return status;
-        c = p->pending[p->first_pending];
-        p->first_pending = (p->first_pending + 1) % MAX_PENDING;
-        p->n_pending--;
+        c = e->pending[e->first_pending];
+        e->first_pending = (e->first_pending + 1) % MAX_PENDING;
+        e->n_pending--;
     } else {
         status = begin(e, p, args, stream, &c);
         if (status != TIDE_OK)
@@ -104,7 +105,7 @@ int engine_run(engine *e, engine_program *p, int part, const engine_args *args, 
             status = run_ops(e, p, p->n_read, p->n_ops, &c);
     }
     if (part == ENGINE_READ && status == TIDE_OK)
-        p->pending[(p->first_pending + p->n_pending++) % MAX_PENDING] = c;
+        e->pending[(e->first_pending + e->n_pending++) % MAX_PENDING] = c;
     verbs->call_submit(c.call, part == ENGINE_READ);
     if (status != TIDE_OK)
         return engine_poison(e, p, args ? args->call : 0, status);

@@ -24,6 +24,16 @@ typedef struct engine_ledger {
     uint64_t *base;
 } engine_ledger;
 
+enum { MAX_PENDING = 8, MAX_RESOURCES = 8 };
+
+/* A call whose READ has been enqueued and whose NET has not. */
+typedef struct pending_call {
+    engine_program *program;
+    fab_call *call;
+    uint32_t parity;
+    uint64_t base[MAX_RESOURCES];
+} pending_call;
+
 struct engine {
     fab_device *device;
     const tide_plan *plan;
@@ -35,11 +45,11 @@ struct engine {
     engine_events events;
     engine_ledger ledger;
     uint64_t n_ops, rs_calls;
+    pending_call pending[MAX_PENDING]; /* in the order of their READs */
+    uint32_t first_pending, n_pending, max_pending;
     engine_program *programs;
     struct engine_views *views;
 };
-
-enum { MAX_PENDING = 8, MAX_RESOURCES = 8 };
 
 typedef struct bound_op {
     uint8_t kind, scope, flags, which;
@@ -51,13 +61,6 @@ typedef struct bound_op {
     fab_rail *rail;
     fab_where where;
 } bound_op;
-
-/* A call whose READ has been enqueued and whose NET has not. */
-typedef struct pending_call {
-    fab_call *call;
-    uint32_t parity;
-    uint64_t base[MAX_RESOURCES];
-} pending_call;
 
 struct engine_program {
     engine *e;
@@ -72,8 +75,6 @@ struct engine_program {
     fab_calls *calls;
     uint32_t resources[MAX_RESOURCES];
     schedule_step *steps;
-    pending_call pending[MAX_PENDING];
-    uint32_t first_pending, n_pending;
     /* What the ops point to. */
     fab_copy *copies;
     fab_run *runs;
