@@ -1,13 +1,14 @@
 /*
- * build_rs.c - the reduce-scatter as ops (paper 4 and Algorithm 1): Level 1 sums each destination's block over the node, Level 2
- * sends the blocks over the rails in waves and folds them at the destination.
+ * build_rs.c - the reduce-scatter as ops (paper 4 and Algorithm 1): Level 1 sums each destination's block over the
+ * node, Level 2 sends the blocks over the rails in waves and folds them at the destination.
  *
- *     block (c, q): what this node adds to the L ranks of node n + c in pass q; local rank j owns sub-slice (j + c) mod L of it
+ *     block (c, q): what this node adds to the L ranks of node n + c in pass q
+ *                   local rank j owns sub-slice (j + c) mod L of it
  *
  *                    | live elements of the sub-slice's pass, to a whole vector |
  *     row 0 = rank 0 of the destination node, row 1, ... row L-1                  in outbox, spare and inbox
  *
- * Blocks are numbered J = q * (M - 1) + c - 1; block J lies in outbox block J mod n_out. c = M is the own node: spare q.
+ * Blocks are numbered J = q * (M - 1) + c - 1; block J lies in outbox block J mod n_out. c = M, the own node: spare q.
  *
  * What orders what:
  *     freed    the owner has added the chunk that was in the staging slot    before a push into it
@@ -19,11 +20,12 @@
  *     armed    arrivals, zeros and own blocks on all local ranks             before a landing reads them
  *     landed   all local ranks have read                                     before the generation's next credit
  *
- * No wait without an earlier producer: Level 1 waits for the network only through `sent` and `spared`, of this call only in the
- * network phase and then for rounds before the previous one (n_out >= k_i + k_{i-1}); a round waits for its own blocks, for credits
- * that its wave's start has sent on all nodes, and for arrivals that the same round sends; a wave's start waits for the landing of the wave
- * n_par before.
+ * No wait without an earlier producer: Level 1 waits for the network through `sent` and `spared` only. In the read
+ * phase these belong to the call before the previous one; in the network phase `sent` belongs to a round before the
+ * previous one (n_out >= k_i + k_{i-1}). A round waits for its own blocks, for credits that the start of its wave sends
+ * on all nodes, and for arrivals that the same round sends; the start of a wave for the landing n_par waves before.
  */
+#include "schedule/rects.h"
 #include "schedule/schedule.h"
 
 typedef struct block { uint32_t c, pass; } block; /* contributor index at the destination, 1..M */
@@ -48,7 +50,7 @@ typedef struct builder {
     op ignored; /* what a caller's stores go to then */
 } builder;
 
-/* ---- ops ---------------------------------------------------------------------------------------------- */
+/* ---- ops ---------------------------------------------------------------------------------------- */
 
 static op *add(builder *b, int kind, int stream, int phase)
 {
@@ -108,14 +110,15 @@ static void rail_op(builder *b, int kind, int phase)
     add(b, kind, STREAM_RS_NET, phase)->scope = SCOPE_RAIL;
 }
 
-static void run(builder *b, op_addr src, op_addr dst, uint64_t width, uint64_t rows, uint64_t src_pitch, uint64_t dst_pitch)
+static void run(builder *b, op_addr src, op_addr dst, uint64_t width, uint64_t rows, uint64_t src_pitch,
+                uint64_t dst_pitch)
 {
     op_run r = {src, dst, width, rows, src_pitch, dst_pitch};
     if (b->status == TIDE_OK)
         b->status = schedule_run(b->s, &r);
 }
 
-/* ---- addresses ---------------------------------------------------------------------------------------------- */
+/* ---- addresses ---------------------------------------------------------------------------------- */
 
 static op_addr region(int which, uint32_t bank, uint32_t rank, uint64_t offset)
 {
@@ -143,7 +146,7 @@ static int32_t rail_rank(const builder *b, uint32_t node)
     return (int32_t)(node * b->local + b->local_rank);
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------------------------------- */
 
 static uint32_t subslice(const builder *b, uint32_t owner, uint32_t c)
 {
@@ -175,109 +178,7 @@ static uint32_t first_destination(const builder *b, uint32_t owner, block k)
     return b->nodes == 1 ? owner : node_plus(b, k.c) * b->local;
 }
 
-/* ---- Level 1: rectangles of gradients ------------------------------------------------------------------------- */
-
-/* A piece of one parameter in a block. Its rows are destination ranks, or the strips of one destination (Shard(d > 0)). */
-typedef struct rect {
-    uint32_t param, row; /* first destination row */
-    uint64_t full, full_pitch; /* in the unsharded gradient, elements */
-    uint64_t at;         /* packed element where the first row begins */
-    uint64_t width, rows;
-    uint64_t strips;     /* packed elements between rows when they are strips; 0: rows are destinations */
-    bool padding;        /* counts as zero and is never read */
-} rect;
-enum { MAX_RECTS = 3 * TIDE_MAX_LOCAL };
-
-/*
- * Shard elements [x, y) of a row-sharded parameter, for `rows` destinations from rank `first` on:
- *
- *     rank r   |########|   rows that are there to y: one rectangle
- *     rank r+1 |########|
- *     rank r+2 |####....|   the row where the parameter ends: its real part and the padding
- *     rank r+3 |........|   padding
- */
-static uint32_t row_rects(const geo_param *p, rect base, uint32_t first, uint32_t rows, uint64_t x, uint64_t y, rect *out)
-{
-    uint32_t n = 0, whole = 0;
-    if (p->whole >= y && (p->whole - y) / p->strip >= first)
-        whole = (uint32_t)tide_min_u64(rows, (p->whole - y) / p->strip - first + 1);
-    base.full = first * p->strip + x;
-    base.full_pitch = p->strip;
-    base.width = y - x;
-    if (whole > 0) {
-        out[n] = base;
-        out[n++].rows = whole;
-    }
-    if (whole < rows && geo_valid(p, first + whole) > x) {
-        uint64_t valid = geo_valid(p, first + whole);
-        out[n] = base;
-        out[n].row = whole;
-        out[n].full += whole * p->strip;
-        out[n].rows = 1;
-        out[n++].width = valid - x;
-        out[n] = base;
-        out[n].row = whole++;
-        out[n].at += valid - x;
-        out[n].rows = 1;
-        out[n].width = y - valid;
-        out[n++].padding = true;
-    }
-    if (whole < rows) {
-        out[n] = base;
-        out[n].row = whole;
-        out[n].rows = rows - whole;
-        out[n++].padding = true;
-    }
-    return n;
-}
-
-/* Strips x destinations is one axis too many for a rectangle: the shorter one becomes several. */
-static uint32_t strip_rects(const builder *b, const geo_param *p, rect base, uint32_t first, uint32_t rows, uint64_t x, uint64_t y,
-                            rect *out)
-{
-    geo_span spans[3];
-    int n_spans = geo_spans(p, b->geo.ranks, first, x, y, spans);
-    uint32_t n = 0;
-    for (int i = 0; i < n_spans; i++) {
-        const geo_span *q = &spans[i];
-        bool by_strip = q->rows < rows;
-        uint64_t count = by_strip ? q->rows : rows;
-        for (uint64_t k = 0; k < count; k++) {
-            rect *r = &out[n++];
-            *r = base;
-            r->width = q->width;
-            r->at += q->shard - x;
-            r->full = q->full;
-            if (by_strip) {
-                r->at += k * q->shard_pitch;
-                r->full += k * q->full_pitch;
-                r->rows = rows;
-                r->full_pitch = p->strip; /* neighbouring ranks */
-            } else {
-                r->row = (uint32_t)k;
-                r->full += k * p->strip;
-                r->rows = q->rows;
-                r->full_pitch = q->full_pitch;
-                r->strips = q->shard_pitch;
-            }
-        }
-    }
-    return n;
-}
-
-/* Last parameter that begins at or before a packed element. */
-static uint32_t param_at(const geo_group *geo, uint64_t element)
-{
-    uint32_t low = 0, high = geo->n_params;
-    while (high - low > 1) {
-        uint32_t middle = low + (high - low) / 2;
-        if (geo->params[middle].offset <= element)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
+/* ---- Level 1 ------------------------------------------------------------------------------------ */
 
 /* One chunk of a block, as its contributors push it and its owner adds it. */
 typedef struct piece {
@@ -288,34 +189,24 @@ typedef struct piece {
 
 static piece block_piece(const builder *b, uint32_t owner, block k, uint32_t chunk)
 {
-    piece c = {.owner = owner, .first = first_destination(b, owner, k), .pitch = block_pitch(b, owner, k), .number = b->next_chunk};
+    piece c = {.owner = owner, .number = b->next_chunk};
     uint64_t end;
+    c.first = first_destination(b, owner, k);
+    c.pitch = block_pitch(b, owner, k);
     block_range(b, owner, k, &c.block_begin, &end);
     c.begin = tide_min_u64(c.block_begin + chunk * b->chunk, end);
     c.end = tide_min_u64(c.begin + b->chunk, end);
     return c;
 }
 
-/* Rectangles of the piece within parameter p, none when they do not meet. */
-static uint32_t param_rects(const builder *b, const piece *c, uint32_t p, rect *out)
-{
-    const geo_param *q = &b->geo.params[p];
-    uint64_t from = tide_max_u64(c->begin, q->offset), to = tide_min_u64(c->end, q->offset + q->shard);
-    rect base = {.param = p, .at = from};
-    if (from >= to)
-        return 0;
-    if (q->outer == 1)
-        return row_rects(q, base, c->first, b->cut.rows, from - q->offset, to - q->offset, out);
-    return strip_rects(b, q, base, c->first, b->cut.rows, from - q->offset, to - q->offset, out);
-}
-
 /* Staging slot: | contributor 0 | 1 | ... without the owner, each | row 0: chunk elements | row 1 | ... */
-static uint64_t staging_offset(const builder *b, const piece *c, uint32_t contributor, const rect *r)
+static op_addr staged(const builder *b, const piece *c, uint32_t owner, uint32_t contributor, const schedule_rect *r)
 {
-    return ((contributor * (uint64_t)b->cut.rows + r->row) * b->chunk + (r->at - c->begin)) * b->item;
+    uint64_t at = (contributor * (uint64_t)b->cut.rows + r->row) * b->chunk + (r->at - c->begin);
+    return region(REGION_STAGING, (uint32_t)(c->number % (uint64_t)b->plan->options.n_stg), owner, at * b->item);
 }
 
-static uint64_t staging_pitch(const builder *b, const rect *r)
+static uint64_t staging_pitch(const builder *b, const schedule_rect *r)
 {
     return (r->strips ? r->strips : b->chunk) * b->item;
 }
@@ -323,24 +214,26 @@ static uint64_t staging_pitch(const builder *b, const rect *r)
 static void push(builder *b, const piece *c)
 {
     uint32_t contributor = b->local_rank - (b->local_rank > c->owner), n_stg = (uint32_t)b->plan->options.n_stg;
-    uint32_t owner = b->node * b->local + c->owner, bank = (uint32_t)(c->number % n_stg);
+    uint32_t owner = b->node * b->local + c->owner;
     int stream = (int)(STREAM_RS_PUSH0 + c->owner);
+    const geo_group *geo = &b->geo;
     bool any = false;
-    rect rects[MAX_RECTS];
+    schedule_rect rects[SCHEDULE_MAX_RECTS];
 
-    local_op(b, OP_WAIT, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_B, c->number < n_stg ? 0 : c->number - n_stg + 1);
+    local_op(b, OP_WAIT, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_B,
+             c->number < n_stg ? 0 : c->number - n_stg + 1);
     local_post(b, c->owner);
-    for (uint32_t p = param_at(&b->geo, c->begin); p < b->geo.n_params && b->geo.params[p].offset < c->end; p++) {
-        uint32_t n = param_rects(b, c, p, rects);
+    for (uint32_t p = schedule_param_at(geo, c->begin); p < geo->n_params && geo->params[p].offset < c->end; p++) {
+        uint32_t n = schedule_rects(geo, p, c->first, b->cut.rows, c->begin, c->end, rects);
         for (uint32_t i = 0; i < n; i++) {
-            const rect *r = &rects[i];
+            const schedule_rect *r = &rects[i];
             if (r->padding)
                 continue;
             if (!any)
                 add(b, OP_COPY, stream, PHASE_RS_PUSH);
             any = true;
-            run(b, gradient(b, p, r->full), region(REGION_STAGING, bank, owner, staging_offset(b, c, contributor, r)), r->width * b->item,
-                r->rows, r->full_pitch * b->item, staging_pitch(b, r));
+            run(b, gradient(b, p, r->full), staged(b, c, owner, contributor, r),
+                r->width * b->item, r->rows, r->full_pitch * b->item, staging_pitch(b, r));
         }
     }
     local_op(b, OP_SIGNAL, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_A, c->number + 1);
@@ -363,36 +256,43 @@ static op_addr moved(op_addr a, uint64_t bytes)
     return a;
 }
 
-/* Staged contributions in local-rank order, then the own gradient (paper 4.3). `to` is where the block's row 0 begins. */
+/* Staged contributions in local-rank order, then the own gradient (paper 4.3). `to`: the block's row 0. */
 static void sum(builder *b, const piece *c, op_addr to)
 {
-    uint32_t n_stg = (uint32_t)b->plan->options.n_stg, bank = (uint32_t)(c->number % n_stg);
+    const geo_group *geo = &b->geo;
     bool any = false;
-    rect rects[MAX_RECTS];
+    schedule_rect rects[SCHEDULE_MAX_RECTS];
 
     if (b->local > 1) {
         op *o = local_op(b, OP_WAIT, STREAM_RS_SUM, PHASE_RS_SUM, RESOURCE_STAGING, WORD_A, c->number + 1);
-        o->flags = c->number == 0 ? OP_CHECK_TAG : 0; /* a poster cannot be past this call: it needs my `freed` for that */
+        o->flags = c->number == 0 ? OP_CHECK_TAG : 0; /* no poster is in a later call: it would need my `freed` */
         post_all(b, false);
     }
-    for (uint32_t p = param_at(&b->geo, c->begin); p < b->geo.n_params && b->geo.params[p].offset < c->end; p++) {
-        uint32_t n = param_rects(b, c, p, rects);
+    for (uint32_t p = schedule_param_at(geo, c->begin); p < geo->n_params && geo->params[p].offset < c->end; p++) {
+        uint32_t n = schedule_rects(geo, p, c->first, b->cut.rows, c->begin, c->end, rects);
         for (uint32_t i = 0; i < n; i++) {
-            const rect *r = &rects[i];
+            const schedule_rect *r = &rects[i];
             op_segment g = {.elems = r->width, .rows = (uint32_t)r->rows};
             g.dst = moved(to, (r->row * c->pitch + (r->at - c->block_begin)) * sizeof(float));
             g.dst_pitch = (r->strips ? r->strips : c->pitch) * sizeof(float);
             if (!r->padding && b->local > 1)
-                g.source[g.n_sets++] = (op_sources){region(REGION_STAGING, bank, b->rank, staging_offset(b, c, 0, r)), staging_pitch(b, r),
-                                                    b->cut.rows * b->chunk * b->item, b->local - 1, 0, (uint16_t)b->dtype};
+                g.source[g.n_sets++] = (op_sources){.at = staged(b, c, b->rank, 0, r),
+                                                    .row_pitch = staging_pitch(b, r),
+                                                    .step = b->cut.rows * b->chunk * b->item,
+                                                    .count = b->local - 1,
+                                                    .dtype = (uint16_t)b->dtype};
             if (!r->padding)
-                g.source[g.n_sets++] = (op_sources){gradient(b, p, r->full), r->full_pitch * b->item, 0, 1, 0, (uint16_t)b->dtype};
+                g.source[g.n_sets++] = (op_sources){.at = gradient(b, p, r->full),
+                                                    .row_pitch = r->full_pitch * b->item,
+                                                    .count = 1,
+                                                    .dtype = (uint16_t)b->dtype};
             segment(b, &any, &g);
         }
     }
-    if (b->nodes > 1 && c->end > c->begin && c->end - c->block_begin < c->pitch && c->end == b->cut.elements) {
-        op_segment g = {.rows = b->cut.rows, .elems = c->pitch - (c->end - c->block_begin), .dst_pitch = c->pitch * sizeof(float)};
-        g.dst = moved(to, (c->end - c->block_begin) * sizeof(float)); /* a put sends whole vectors: the last one's rest is zero */
+    if (b->nodes > 1 && c->end > c->begin && c->end == b->cut.elements && c->end < c->block_begin + c->pitch) {
+        op_segment g = {.rows = b->cut.rows, .dst_pitch = c->pitch * sizeof(float)}; /* a put sends whole vectors */
+        g.elems = c->block_begin + c->pitch - c->end;
+        g.dst = moved(to, (c->end - c->block_begin) * sizeof(float));
         segment(b, &any, &g);
     }
     if (b->local > 1) {
@@ -417,6 +317,11 @@ static void level1(builder *b, block k, op_addr to)
 static block remote_block(const builder *b, uint32_t number)
 {
     return (block){number % (b->nodes - 1) + 1, number / (b->nodes - 1)};
+}
+
+static uint32_t remote_number(const builder *b, block k)
+{
+    return k.pass * (b->nodes - 1) + k.c - 1;
 }
 
 static uint64_t outbox_offset(const builder *b, uint32_t number)
@@ -473,7 +378,7 @@ static void end_reads(builder *b)
         event(b, OP_RECORD, STREAM_RS_SUM, PHASE_RS_SUM, SCOPE_EXTERN, EVENT_FREE)->bank = (uint16_t)b->slot;
 }
 
-/* ---- Level 2: the rail ------------------------------------------------------------------------------------------ */
+/* ---- Level 2: the rail -------------------------------------------------------------------------- */
 
 /* A credit to every node that has bytes for this wave. */
 static void send_credits(builder *b, const plan_wave *wave, uint32_t pass)
@@ -490,7 +395,7 @@ static void send_credits(builder *b, const plan_wave *wave, uint32_t pass)
     }
 }
 
-/* Sends the round's blocks once summed and allowed. A block without bytes has no credit, no put and no arrival, on both sides. */
+/* Sends the round's blocks once allowed. A block without bytes has no credit, no put and no arrival, on both sides. */
 static void send_round(builder *b, const plan_round *round, uint32_t pass, uint32_t generation)
 {
     const uint32_t n_ctx = (uint32_t)b->plan->options.n_ctx;
@@ -509,13 +414,14 @@ static void send_round(builder *b, const plan_round *round, uint32_t pass, uint3
         rail_op(b, OP_PUT, PHASE_RS_ARRIVE);
     for (uint32_t c = round->first; c < round->first + round->count && any; c++) {
         int32_t peer = rail_rank(b, node_plus(b, c));
-        op_addr src = region(REGION_OUTBOX, BANK_CALL, b->rank, outbox_offset(b, pass * (b->nodes - 1) + c - 1));
+        op_addr src = region(REGION_OUTBOX, BANK_CALL, b->rank, outbox_offset(b, remote_number(b, (block){c, pass})));
         op_addr dst = region(REGION_INBOX, generation, (uint32_t)peer, subslice(b, b->local_rank, c) * b->stride);
         if (b->status == TIDE_OK)
             b->status = schedule_put_striped(b->s, peer, SIG_HEAD, n_ctx, &src, &dst, block_bytes(b, (block){c, pass}));
     }
     for (uint32_t c = round->first; c < round->first + round->count; c++)
-        resource_event(b, OP_RECORD, STREAM_RS_NET, PHASE_RS_ARRIVE, EVENT_SENT, BANK_CALL, (pass * (b->nodes - 1) + c - 1) % b->rs->n_out);
+        resource_event(b, OP_RECORD, STREAM_RS_NET, PHASE_RS_ARRIVE, EVENT_SENT, BANK_CALL,
+                       remote_number(b, (block){c, pass}) % b->rs->n_out);
 }
 
 static void await_round(builder *b, const plan_round *round, uint32_t pass)
@@ -555,7 +461,7 @@ static void wave_rail(builder *b, uint32_t g)
     call_event(b, OP_RECORD, STREAM_RS_NET, PHASE_RS_ARRIVE, b->arrived + g);
 }
 
-/* ---- Level 2: the landing ------------------------------------------------------------------------------------------ */
+/* ---- Level 2: the landing ----------------------------------------------------------------------- */
 
 /* Whole blocks: what the wave before left there may be longer than this group's. */
 static void zero_stale(builder *b, uint32_t g)
@@ -569,8 +475,8 @@ static void zero_stale(builder *b, uint32_t g)
         for (n = 0; s + n < b->local && mask >> (s + n) & 1; n++)
             ;
         if (n > 0)
-            run(b, (op_addr){.space = SPACE_ZERO}, region(REGION_INBOX, generation, b->rank, s * b->stride), n * b->stride, 1, 0,
-                n * b->stride);
+            run(b, (op_addr){.space = SPACE_ZERO}, region(REGION_INBOX, generation, b->rank, s * b->stride),
+                n * b->stride, 1, 0, n * b->stride);
         else
             n = 1;
     }
@@ -580,15 +486,12 @@ static void zero_stale(builder *b, uint32_t g)
 static void land(builder *b, uint32_t g)
 {
     uint32_t pass = g / b->rs->n_waves, generation = g % b->rs->n_par;
-    bool multicast = b->plan->options.multicast != 0;
+    bool multicast = b->plan->options.multicast != 0, any = false;
     uint8_t beta = g % b->rs->n_waves == 0 ? OP_BETA_CALL : OP_BETA_ONE;
 
-    if (b->cut.elements == 0)
-        return;
-    bool any = false;
     for (uint32_t s = 0; s < b->local; s++) {
         uint64_t begin, end, pitch;
-        op_segment g1 = {.rows = 1, .n_sets = 1};
+        op_segment row = {.rows = 1, .n_sets = 1};
         plan_cut_range(&b->cut, s, pass, &begin, &end);
         if (begin == end)
             continue;
@@ -596,17 +499,17 @@ static void land(builder *b, uint32_t g)
             add(b, OP_REDUCE, STREAM_RS_LAND, PHASE_RS_LAND)->flags = OP_FINAL | beta;
         any = true;
         pitch = tide_align_up(end - begin, PLAN_VECTOR) * sizeof(float);
-        g1.dst = output(b, begin);
-        g1.elems = end - begin;
-        g1.dst_pitch = g1.elems * sizeof(float);
-        g1.source[0] = (op_sources){region(REGION_INBOX, generation, b->node * b->local, s * b->stride + b->local_rank * pitch), pitch, 0,
-                                    b->local, 1, TIDE_F32};
+        row.dst = output(b, begin);
+        row.elems = end - begin;
+        row.dst_pitch = row.elems * sizeof(float);
+        row.source[0] = (op_sources){.row_pitch = pitch, .count = b->local, .rank_step = 1, .dtype = TIDE_F32};
+        row.source[0].at = region(REGION_INBOX, generation, b->node * b->local, s * b->stride + b->local_rank * pitch);
         if (multicast) {
-            g1.source[0].at.who = WHO_NODE;
-            g1.source[0].rank_step = 0;
+            row.source[0].at.who = WHO_NODE;
+            row.source[0].rank_step = 0;
         }
         if (b->status == TIDE_OK)
-            b->status = schedule_segment(b->s, &g1);
+            b->status = schedule_segment(b->s, &row);
     }
 }
 
@@ -625,14 +528,15 @@ static void wave_land(builder *b, uint32_t g)
         if (bytes > 0) {
             add(b, OP_COPY, STREAM_RS_LAND, PHASE_RS_LAND);
             run(b, region(REGION_SPARE, BANK_CALL, b->rank, pass * b->stride),
-                region(REGION_INBOX, generation, b->rank, subslice(b, b->local_rank, own.c) * b->stride), bytes, 1, bytes, bytes);
+                region(REGION_INBOX, generation, b->rank, subslice(b, b->local_rank, own.c) * b->stride), bytes, 1,
+                bytes, bytes);
         }
         if (pass == rs->n_part - 1)
             resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_SPARED, BANK_CALL, 0);
     }
     local_op(b, OP_SIGNAL, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_A, g + 1);
     post_all(b, true);
-    local_op(b, OP_WAIT, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_A, g + 1)->flags = g == 0 ? OP_CHECK_TAG : 0;
+    local_op(b, OP_WAIT, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_A, g + 1)->flags = g ? 0 : OP_CHECK_TAG;
     post_all(b, true);
     land(b, g);
     local_op(b, OP_SIGNAL, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_B, g + 1);
@@ -644,7 +548,7 @@ static void wave_land(builder *b, uint32_t g)
     resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_LANDED, 0, generation);
 }
 
-/* ---- the two phases -------------------------------------------------------------------------------------------------- */
+/* ---- the two phases ----------------------------------------------------------------------------- */
 
 static void build_one_node(builder *b)
 {
@@ -680,7 +584,7 @@ static void build_nodes(builder *b)
         b->status = schedule_set_step(b->s, RESOURCE_INBOX, n_waves);
 }
 
-/* ---- checks and sizes -------------------------------------------------------------------------------------------------- */
+/* ---- checks and sizes --------------------------------------------------------------------------- */
 
 static int check(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options)
 {
@@ -699,10 +603,13 @@ static int check(const tide_plan *plan, uint32_t group, uint32_t rank, const sch
         return TIDE_OK;
     item = plan->groups[group].geo.item;
     if (tide_dtype_bytes(options->grad_dtype) > item)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "mode: 1, but %s gradients do not fit the landing of %u-byte parameters: use mode 0 (In-Place)",
+        return tide_fail(TIDE_ERR_UNSUPPORTED,
+                         "mode: 1, but %s gradients do not fit the landing of %u-byte parameters: use mode 0 "
+                         "(In-Place)",
                          tide_dtype_name(options->grad_dtype), item);
     if (plan->options.multicast && plan->topology.local > 1)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "mode: 1, but the local ranks share one landing (multicast): use mode 0 (In-Place)");
+        return tide_fail(TIDE_ERR_UNSUPPORTED,
+                         "mode: 1, but the local ranks share one landing (multicast): use mode 0 (In-Place)");
     return TIDE_OK;
 }
 
@@ -714,7 +621,8 @@ static void size_chunks(builder *b)
     if (b->local == 1) /* nothing is staged */
         b->chunk = tide_max_u64(b->cut.part, 1);
     else if (b->cut.part > 0) {
-        uint64_t fits = b->plan->map.region[REGION_STAGING].banks[0].bytes / ((uint64_t)(b->local - 1) * b->cut.rows * b->item);
+        uint64_t column = (uint64_t)(b->local - 1) * b->cut.rows * b->item; /* bytes of a chunk of one element */
+        uint64_t fits = b->plan->map.region[REGION_STAGING].banks[0].bytes / column;
         if (fits < b->chunk)
             b->chunk = fits < PLAN_VECTOR ? fits : fits / PLAN_VECTOR * PLAN_VECTOR;
     }
@@ -731,14 +639,16 @@ static int number_events(builder *b)
     b->arrived = b->summed + rounds;
     b->s->n_call_events = b->arrived + waves;
     if (b->s->n_call_events > UINT16_MAX)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "n_part: %u passes of %u rounds and %u waves need more than %d events a call; expected a larger "
-                         "k or w_wave, or fewer passes", b->rs->n_part, b->rs->n_rounds, b->rs->n_waves, UINT16_MAX);
+        return tide_fail(TIDE_ERR_UNSUPPORTED,
+                         "n_part: %u passes of %u rounds and %u waves need more than %d events a call; expected a "
+                         "larger k or w_wave, or fewer passes",
+                         b->rs->n_part, b->rs->n_rounds, b->rs->n_waves, UINT16_MAX);
     return TIDE_OK;
 }
 
 /* What both builders begin with; b->geo is to be cleared when it returns TIDE_OK. */
-static int open_builder(builder *b, const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options, int kind,
-                        schedule *out)
+static int open_builder(builder *b, const tide_plan *plan, uint32_t group, uint32_t rank,
+                        const schedule_rs_options *options, int kind, schedule *out)
 {
     int status = check(plan, group, rank, options);
     memset(out, 0, sizeof *out);
@@ -778,7 +688,8 @@ static int close_builder(builder *b)
     return b->status;
 }
 
-int schedule_build_rs(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options, schedule *out)
+int schedule_build_rs(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options,
+                      schedule *out)
 {
     builder b;
     int status = open_builder(&b, plan, group, rank, options, SCHEDULE_RS, out);
@@ -796,7 +707,8 @@ int schedule_build_rs(const tide_plan *plan, uint32_t group, uint32_t rank, cons
     return close_builder(&b);
 }
 
-int schedule_build_stash(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options, schedule *out)
+int schedule_build_stash(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options,
+                         schedule *out)
 {
     schedule_rs_options slot_reuse = *options;
     builder b;

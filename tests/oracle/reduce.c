@@ -116,7 +116,7 @@ static float add_scaled(float out, float alpha, float sum)
     return out + scaled;
 }
 
-/* What lies on local rank j of the destination node in a wave: the contributor that the rotation puts there, or zero. */
+/* What lies on local rank j of destination node m in a wave: the contributor that the rotation puts there, or zero. */
 static float lying_on(const reduce_case *c, uint32_t m, uint32_t j, uint32_t s, uint32_t first, uint32_t last, place at)
 {
     for (uint32_t k = first; k <= last; k++) {

@@ -1,8 +1,8 @@
 /*
  * reduce.h - what a reduce-scatter must give, computed from the unsharded gradients of all ranks, an element at a time.
  *
- * Shares no code with the library. reduce_exact follows the contract's order of additions and so gives its bits; reduce_f64 adds in
- * double precision and says how far these may be from the truth.
+ * Shares no code with the library. reduce_exact follows the contract's order of additions and so gives its bits;
+ * reduce_f64 adds in double precision: the truth that these must be close to.
  */
 #ifndef ORACLE_REDUCE_H
 #define ORACLE_REDUCE_H
@@ -11,7 +11,7 @@
 
 enum reduce_format { REDUCE_F32, REDUCE_BF16, REDUCE_F16 };
 
-/* An unsharded parameter: ndim 0 counts as one row. Sharded along shard_dim; along 0 with rows padded to a multiple of the ranks. */
+/* A parameter, sharded along shard_dim; along 0 with rows padded to a multiple of the ranks. ndim 0: one row. */
 typedef struct reduce_param {
     int ndim, shard_dim;
     int64_t dims[8];
