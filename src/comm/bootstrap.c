@@ -369,6 +369,8 @@ int tide_bootstrap_allgather(void *bootstrap, const void *in, void *out, size_t 
         status = send_all(b, 0, &a, sizeof a, deadline);
         if (status == TIDE_OK)
             status = send_all(b, 0, in, bytes, deadline);
+        if (status == TIDE_ERR_PEER_DEAD) /* rank 0 may have said why before it closed */
+            status = receive_verdict(b, deadline);
         /* Rank 0 gives the slowest rank its time and then speaks; its verdict names who was missing, so wait a little
          * longer. */
         if (status == TIDE_OK)
