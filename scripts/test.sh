@@ -65,7 +65,7 @@ sanitized() { # name, build folder, flags, what to run...
 }
 export ASAN_OPTIONS=abort_on_error=0:detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all"
-sanitized "TSan" build-tsan "-fsanitize=thread" ONLY="engine fabric comm host rail bootstrap"
+sanitized "TSan" build-tsan "-fsanitize=thread" ONLY="engine fabric comm calls host rail bootstrap"
 
 heading "dependency directions"
 python3 scripts/check_deps.py build || exit 1
