@@ -20,7 +20,7 @@ UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/un
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c)))
 
-.PHONY: all lib cli units unit test venv deps clean
+.PHONY: all lib cli units unit test venv deps clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -57,6 +57,22 @@ venv:
 	@sh scripts/python.sh
 deps: lib $(if $(CLI_SRC),cli)
 	@python3 scripts/check_deps.py $(BUILD)
+
+# DESTDIR is where files are put now, PREFIX where they will be found.
+ROOT := $(DESTDIR)$(PREFIX)
+install: all
+	install -d $(ROOT)/include/tide $(ROOT)/lib/pkgconfig $(ROOT)/bin
+	install -m 644 include/tide/tide.h $(ROOT)/include/tide/tide.h
+	install -m 644 $(BUILD)/libtide.a $(ROOT)/lib/libtide.a
+	install -m 755 $(BUILD)/libtide.so $(ROOT)/lib/libtide.so.$(VERSION)
+	ln -sf libtide.so.$(VERSION) $(ROOT)/lib/libtide.so.0
+	ln -sf libtide.so.0 $(ROOT)/lib/libtide.so
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tide.pc.in > $(ROOT)/lib/pkgconfig/tide.pc
+	install -m 755 $(BUILD)/tide $(ROOT)/bin/tide
+uninstall:
+	rm -f $(ROOT)/include/tide/tide.h $(ROOT)/lib/libtide.a $(ROOT)/lib/libtide.so.$(VERSION) $(ROOT)/lib/libtide.so.0 \
+	    $(ROOT)/lib/libtide.so $(ROOT)/lib/pkgconfig/tide.pc $(ROOT)/bin/tide
+	-rmdir $(ROOT)/include/tide
 
 .SECONDARY:
 clean:

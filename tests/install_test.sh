@@ -1,0 +1,65 @@
+#!/bin/sh
+# install_test.sh - installs into a temporary prefix and builds and runs examples/gather.c against it, shared and static.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+cc=${CC:-cc}
+make=${MAKE:-make}
+
+fail() { echo "install: $*" >&2; exit 1; }
+
+$make -s -C "$root" install PREFIX="$prefix"
+for f in include/tide/tide.h lib/libtide.a lib/libtide.so lib/libtide.so.0 lib/pkgconfig/tide.pc bin/tide; do
+    [ -e "$prefix/$f" ] || fail "$f is missing"
+done
+[ "$(find "$prefix" -type f | wc -l)" -eq 5 ] || fail "unexpected files: $(find "$prefix" -type f | tr '\n' ' ')"
+
+if command -v pkg-config > /dev/null; then
+    export PKG_CONFIG_PATH="$prefix/lib/pkgconfig"
+    version=$(pkg-config --modversion tide)
+    cflags=$(pkg-config --cflags tide)
+    libs=$(pkg-config --libs tide)
+    all_libs=$(pkg-config --static --libs tide)
+else # read the file as pkg-config would
+    pc() { sed -n "s|^$1: *||p" "$prefix/lib/pkgconfig/tide.pc" | sed -e "s|\${libdir}|$prefix/lib|" -e "s|\${includedir}|$prefix/include|"; }
+    grep -qx "prefix=$prefix" "$prefix/lib/pkgconfig/tide.pc" || fail "tide.pc names another prefix"
+    version=$(pc Version)
+    cflags=$(pc Cflags)
+    libs=$(pc Libs)
+    all_libs="$libs $(pc Libs.private)"
+fi
+declared=$(awk '/define TIDE_VERSION_(MAJOR|MINOR|PATCH)/ {v = v sep $3; sep = "."} END {print v}' "$root/include/tide/tide.h")
+[ "$version" = "$declared" ] || fail "tide.pc says version $version, the header $declared"
+
+# shellcheck disable=SC2086 # flags are meant to be split
+$cc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror "$root/examples/gather.c" $cflags $libs -o "$work/gather_shared"
+# shellcheck disable=SC2086
+$cc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror "$root/examples/gather.c" $cflags -Wl,-Bstatic $all_libs -Wl,-Bdynamic -o "$work/gather_static"
+LD_LIBRARY_PATH=$prefix/lib "$work/gather_shared" > "$work/out" || fail "the shared example failed: $(cat "$work/out")"
+[ "$(tail -n 1 "$work/out")" = "gather: ok" ] || fail "the shared example said: $(cat "$work/out")"
+"$work/gather_static" > "$work/out" || fail "the static example failed: $(cat "$work/out")"
+[ "$(tail -n 1 "$work/out")" = "gather: ok" ] || fail "the static example said: $(cat "$work/out")"
+
+# The shared library exports what the header declares, and nothing else.
+nm -D --defined-only "$prefix/lib/libtide.so" | awk '$2 == "T" {print $3}' | sort > "$work/exported"
+grep -o 'tide_[a-z_0-9]*(' "$prefix/include/tide/tide.h" | tr -d '(' | sort -u > "$work/declared"
+extra=$(comm -23 "$work/exported" "$work/declared")
+[ -z "$extra" ] || fail "exported but not declared: $extra"
+missing=$(grep -A4 '^TIDE_API' "$prefix/include/tide/tide.h" | grep -o 'tide_[a-z_0-9]*(' | tr -d '(' | sort -u | comm -13 "$work/exported" -)
+[ -z "$missing" ] || fail "declared but not exported: $missing"
+
+printf '#include <tide/tide.h>\nint main() { tide_options o = TIDE_OPTIONS_INIT; return tide_options_set(&o, "k", 2); }\n' > "$work/a.cc"
+if command -v c++ > /dev/null; then
+    # shellcheck disable=SC2086
+    c++ -Wall -Wextra -Werror "$work/a.cc" $cflags $libs -o "$work/cxx"
+    LD_LIBRARY_PATH=$prefix/lib "$work/cxx"
+fi
+
+# DESTDIR: staged here, to be found there.
+$make -s -C "$root" install DESTDIR="$work/stage" PREFIX=/opt/tide
+grep -qx 'prefix=/opt/tide' "$work/stage/opt/tide/lib/pkgconfig/tide.pc" || fail "DESTDIR leaked into tide.pc"
+$make -s -C "$root" uninstall PREFIX="$prefix"
+[ -z "$(find "$prefix" -type f)" ] || fail "uninstall left $(find "$prefix" -type f)"
+echo "install: ok"
