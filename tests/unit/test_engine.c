@@ -86,6 +86,15 @@ static float get_item(const void *at, uint64_t i, int dtype)
     return dtype == TIDE_BF16 ? tide_bf16_to_f32(h) : tide_f16_to_f32(h);
 }
 
+static job base_job(uint32_t nodes, uint32_t local)
+{
+    job j = {.nodes = nodes, .local = local, .calls = 3, .dtype = TIDE_BF16, .shard_dtype = TIDE_BF16, .grad_dtype = TIDE_BF16,
+             .input = TIDE_INPUT_ADOPTED, .dims = {{5, 16, 33, 1}, {64, 7}, {200, 3, 11}}, .options = TIDE_OPTIONS_INIT};
+    j.options.multicast = 0;
+    j.options.deadline_ms = 20000;
+    return j;
+}
+
 static int make_plan(rank_env *v)
 {
     const job *j = v->j;
@@ -224,15 +233,6 @@ static int ag_rank(threads_rank *rank)
     return failed;
 }
 
-static job base_job(uint32_t nodes, uint32_t local)
-{
-    job j = {.nodes = nodes, .local = local, .calls = 3, .dtype = TIDE_BF16, .shard_dtype = TIDE_BF16, .grad_dtype = TIDE_BF16,
-             .input = TIDE_INPUT_ADOPTED, .dims = {{5, 16, 33, 1}, {64, 7}, {200, 3, 11}}, .options = TIDE_OPTIONS_INIT};
-    j.options.multicast = 0;
-    j.options.deadline_ms = 20000;
-    return j;
-}
-
 static void test_gather_one_node(void **state)
 {
     (void)state;
@@ -268,6 +268,168 @@ static void test_gather_nodes(void **state)
     }
 }
 
+
+/* ---- reduce-scatter ---------------------------------------------------------------------------------------------------- */
+
+typedef struct scatter {
+    void *grads[MAX_PARAMS];
+    float *out, *before;
+    uint64_t call;
+    int accumulate;
+    float alpha;
+} scatter;
+
+static int bind_rs(rank_env *v)
+{
+    for (uint32_t g = 0; g < v->n_groups; g++) {
+        schedule_rs_options how = {NULL, v->j->grad_dtype, 0};
+        schedule s;
+        CHECK(schedule_build_rs(v->plan, g, v->open.rank, &how, &s) == TIDE_OK);
+        CHECK(engine_bind(v->e, &s, &v->rs[g]) == TIDE_OK);
+        schedule_clear(&s);
+    }
+    return 0;
+}
+
+/* Values of rank u's gradient: those of a call of its own. */
+static float gradient(uint32_t u, uint64_t call, uint32_t g, uint32_t p, uint64_t e)
+{
+    return value(call * 1000 + u, g, p, e);
+}
+
+static int begin_scatter(rank_env *v, uint32_t g, uint64_t call, int part, scatter *c)
+{
+    const geo_group *geo = &v->plan->groups[g].geo;
+    const void *pointers[MAX_PARAMS + 1];
+    engine_args args = {pointers, geo->n_params + 1, 0.5f, (int)(call & 1), call};
+    size_t item = tide_dtype_bytes(v->j->grad_dtype);
+
+    c->call = call;
+    c->accumulate = args.accumulate;
+    c->alpha = args.alpha;
+    for (uint32_t p = 0; p < geo->n_params; p++) {
+        c->grads[p] = malloc(geo->params[p].whole * item + 1);
+        for (uint64_t e = 0; e < geo->params[p].whole; e++)
+            put_item(c->grads[p], e, v->j->grad_dtype, gradient(v->open.rank, call, g, p, e));
+        pointers[p] = c->grads[p];
+    }
+    c->out = malloc(geo->elements * sizeof(float) + 1);
+    c->before = malloc(geo->elements * sizeof(float) + 1);
+    for (uint64_t i = 0; i < geo->elements; i++)
+        c->out[i] = c->before[i] = (float)(i % 7);
+    pointers[geo->n_params] = c->out;
+    CHECK(engine_run(v->e, v->rs[g], part, &args, NULL) == TIDE_OK);
+    return 0;
+}
+
+static int end_scatter(rank_env *v, uint32_t g, scatter *c)
+{
+    const geo_group *geo = &v->plan->groups[g].geo;
+    CHECK(engine_wait(v->e, g, EVENT_READ_DONE, NULL) == TIDE_OK);
+    for (uint32_t p = 0; p < geo->n_params; p++)
+        free(c->grads[p]);
+    CHECK(engine_wait(v->e, g, EVENT_DONE, NULL) == TIDE_OK);
+    for (uint32_t p = 0; p < geo->n_params; p++) {
+        const geo_param *q = &geo->params[p];
+        for (uint64_t i = 0; i < q->shard; i++) {
+            uint64_t e = full_index(q, v->open.n_ranks, v->open.rank, i);
+            float sum = 0.0f;
+            for (uint32_t u = 0; u < v->open.n_ranks && e < q->whole; u++)
+                sum += gradient(u, c->call, g, p, e);
+            CHECK(c->out[q->offset + i] == (c->accumulate ? c->before[q->offset + i] : 0.0f) + c->alpha * sum);
+        }
+    }
+    free(c->out);
+    free(c->before);
+    return 0;
+}
+
+/* As many READs ahead of their NETs as there are banks, gathers in between. */
+static int split_scatters(rank_env *v, uint64_t *call, scatter *c)
+{
+    uint32_t ahead = v->j->nodes == 1 ? 3 : v->plan->options.n_out < v->plan->rs.n_blocks ? 1 : 2;
+
+    for (uint32_t g = 0; g < ahead; g++)
+        CHECK(begin_scatter(v, g, (*call)++, ENGINE_READ, &c[g]) == 0);
+    CHECK(engine_run(v->e, v->rs[1], ENGINE_NET, NULL, NULL) == TIDE_ERR_STATE); /* not its turn */
+    if (v->j->nodes > 1) {
+        const void *none[MAX_PARAMS + 1] = {&none, &none, &none, &none, &none, &none, &none};
+        engine_args args = {none, v->plan->groups[ahead].geo.n_params + 1, 1.0f, 0, *call};
+        CHECK(engine_run(v->e, v->rs[ahead], ENGINE_READ, &args, NULL) == TIDE_ERR_STATE); /* no bank is left */
+        CHECK(engine_run(v->e, v->rs[ahead], ENGINE_ALL, &args, NULL) == TIDE_ERR_STATE);
+    }
+    CHECK(gather_all(v, *call) == 0);
+    *call += v->j->calls * v->n_groups;
+    for (uint32_t g = 0; g < ahead; g++)
+        CHECK(engine_run(v->e, v->rs[g], ENGINE_NET, NULL, NULL) == TIDE_OK);
+    for (uint32_t g = 0; g < ahead; g++)
+        CHECK(end_scatter(v, g, &c[g]) == 0);
+    CHECK(engine_run(v->e, v->rs[0], ENGINE_NET, NULL, NULL) == TIDE_ERR_STATE); /* none is pending */
+    return 0;
+}
+
+/* Reduce-scatters of all groups: whole; as READ of all groups, then NET of all; and gathers in between. */
+static int rs_rank(threads_rank *rank)
+{
+    rank_env env, *v = &env;
+    scatter c[MAX_GROUPS];
+    uint64_t call = 1;
+    int failed = env_open(v, rank->context, rank->rank, threads_allgather, rank);
+    if (!failed)
+        failed = bind_ag(v) || bind_rs(v);
+    for (uint32_t i = 0; i < v->j->calls && !failed; i++) {
+        for (uint32_t g = 0; g < v->n_groups && !failed; g++, call++)
+            failed = begin_scatter(v, g, call, ENGINE_ALL, &c[g]) || end_scatter(v, g, &c[g]);
+        for (uint32_t g = 0; g < v->n_groups && !failed; g++, call++)
+            failed = begin_scatter(v, g, call, ENGINE_ALL, &c[g]);
+        for (uint32_t g = 0; g < v->n_groups && !failed; g++)
+            failed = end_scatter(v, g, &c[g]);
+        if (!failed)
+            failed = split_scatters(v, &call, c);
+    }
+    if (!failed && engine_sync(v->e) != TIDE_OK)
+        failed = 1;
+    env_close(v);
+    return failed;
+}
+
+static void test_scatter_one_node(void **state)
+{
+    const int dtypes[] = {TIDE_BF16, TIDE_F32, TIDE_F16};
+    (void)state;
+    for (uint32_t local = 1; local <= 5; local++) {
+        for (int d = 0; d < 3; d++) {
+            job j = base_job(1, local);
+            j.grad_dtype = dtypes[d];
+            j.options.chunk = d == 2 ? 64 : 16;
+            j.options.n_stg = 1 + d;
+            j.options.multicast = d & 1;
+            assert_int_equal(threads_run(local, rs_rank, &j), 0);
+        }
+    }
+}
+
+static void test_scatter_nodes(void **state)
+{
+    (void)state;
+    for (uint32_t nodes = 2; nodes <= 5; nodes++) {
+        for (uint32_t local = 1; local <= 3; local++) {
+            for (int kind = 0; kind < 4; kind++) {
+                job j = base_job(nodes, local);
+                j.grad_dtype = kind == 3 ? TIDE_F32 : TIDE_BF16;
+                j.options.multicast = kind & 1;
+                j.options.chunk = 16;
+                j.options.n_part = 1 + (kind >> 1);
+                j.options.k = 1 + kind;
+                j.seed = (uint64_t)kind * 77;
+                j.delay_us = kind == 2 ? 200 : 0;
+                if (kind == 3)
+                    j.options.mode = 1;
+                assert_int_equal(threads_run(nodes * local, rs_rank, &j), 0);
+            }
+        }
+    }
+}
 
 /* ---- what is left behind ----------------------------------------------------------------------------------------- */
 
@@ -692,6 +854,8 @@ int main(int n_arguments, char **arguments)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gather_one_node),
         cmocka_unit_test(test_gather_nodes),
+        cmocka_unit_test(test_scatter_one_node),
+        cmocka_unit_test(test_scatter_nodes),
         cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_failures_threads),
