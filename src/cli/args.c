@@ -22,27 +22,33 @@ typedef struct flag {
 static const flag flags[] = {
     {"nodes", 0, FLAG_NUMBER, CMD_SHAPED, AT(nodes), 1, TIDE_MAX_NODES, "M", "nodes (default 1)"},
     {"local", 0, FLAG_NUMBER, CMD_SHAPED, AT(local), 1, TIDE_MAX_LOCAL, "L", "ranks a node (default 4)"},
-    {"model", 0, FLAG_TEXT, CMD_SHAPED, AT(model), 0, 0, "NAME", "one block of a model; `tide info --models` lists them"},
+    {"model", 0, FLAG_TEXT, CMD_SHAPED, AT(model), 0, 0, "NAME",
+     "one block of a model; `tide info --models` lists them"},
     {"shapes", 0, FLAG_TEXT, CMD_SHAPED, AT(shapes), 0, 0, "FILE",
      "a line a parameter: name dtype d0 d1 ... [shard=d]; # starts a comment; - reads standard input"},
     {"dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(dtype), 0, 0, "T", "of the unsharded parameters of a model (default bf16)"},
-    {"shard-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(shard_dtype), 0, 0, "T", "of the shards (default: as gathered; else cast)"},
+    {"shard-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(shard_dtype), 0, 0, "T",
+     "of the shards (default: as gathered; else cast)"},
     {"grad-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(grad_dtype), 0, 0, "T",
      "of the gradients, or none (default: as gathered; opaque: none)"},
     {"input", 0, FLAG_TEXT, CMD_SHAPED, AT(input), 0, 0, "adopted|argument",
      "shards in the arena, or passed to each call (default: adopted without a cast)"},
     {"landing", 0, FLAG_TEXT, CMD_SHAPED, AT(landing), 0, 0, "ring|private", "where parameters land (default ring)"},
-    {"groups", 0, FLAG_NUMBER, CMD_PLAN | CMD_CHECK, AT(groups), 1, 64, "G", "equal groups of these shapes (default 1)"},
-    {"rank", 0, FLAG_NUMBER, CMD_PLAN, AT(rank), 0, TIDE_MAX_NODES *TIDE_MAX_LOCAL - 1, "R",
+    {"groups", 0, FLAG_NUMBER, CMD_PLAN | CMD_CHECK, AT(groups), 1, 64, "G",
+     "equal groups of these shapes (default 1)"},
+    {"rank", 0, FLAG_NUMBER, CMD_PLAN, AT(rank), 0, TIDE_MAX_NODES * TIDE_MAX_LOCAL - 1, "R",
      "whose memory and ops to print (default 0)"},
     {"ops", 0, FLAG_BOOL, CMD_PLAN, AT(ops), 0, 0, NULL, "print the op lists of that rank too"},
     {"threads", 0, FLAG_BOOL, CMD_RUNS, AT(threads), 0, 0, NULL, "ranks are threads of this process (default)"},
     {"procs", 0, FLAG_BOOL, CMD_RUNS, AT(procs), 0, 0, NULL, "ranks are processes"},
     {"seed", 0, FLAG_NUMBER, CMD_CHECK, AT(seed), 0, INT64_MAX, "S", "of the first configuration (default 1)"},
-    {"calls", 0, FLAG_NUMBER, CMD_CHECK, AT(calls), 1, 1000000000, "T", "collectives to run (default 1000)"},
-    {"minbytes", 'b', FLAG_BYTES, CMD_BENCH, AT(min_bytes), 1, INT64_C(1) << 40, "BYTES", "smallest size (default 256K)"},
+    {"calls", 0, FLAG_NUMBER, CMD_CHECK, AT(calls), 1, 1000000000, "T",
+     "collectives to run (default 1000; 20 of given shapes)"},
+    {"minbytes", 'b', FLAG_BYTES, CMD_BENCH, AT(min_bytes), 1, INT64_C(1) << 40, "BYTES",
+     "smallest size (default 256K)"},
     {"maxbytes", 'e', FLAG_BYTES, CMD_BENCH, AT(max_bytes), 1, INT64_C(1) << 40, "BYTES", "largest size (default 64M)"},
-    {"stepfactor", 'f', FLAG_NUMBER, CMD_BENCH, AT(factor), 2, 1024, "F", "size ratio of neighbouring rows (default 2)"},
+    {"stepfactor", 'f', FLAG_NUMBER, CMD_BENCH, AT(factor), 2, 1024, "F",
+     "size ratio of neighbouring rows (default 2)"},
     {"iters", 'n', FLAG_NUMBER, CMD_BENCH, AT(iters), 1, 1000000, "N", "timed calls a row (default 20)"},
     {"warmup_iters", 'w', FLAG_NUMBER, CMD_BENCH, AT(warmup), 0, 1000000, "N", "calls before them (default 5)"},
     {"check", 'c', FLAG_NUMBER, CMD_BENCH, AT(check), 0, 1, "0|1", "compare the last call with the oracle (default 1)"},
@@ -213,7 +219,6 @@ int cli_parse(cli *c, int argc, char **argv)
     c->options = defaults;
     c->groups = 1;
     c->seed = 1;
-    c->calls = 1000;
     c->min_bytes = INT64_C(256) << 10;
     c->max_bytes = INT64_C(64) << 20;
     c->factor = 2;

@@ -1,8 +1,8 @@
 /*
  * cli.h - the command line: one file a command, one table of commands (main.c), one table of flags (args.c).
  *
- * Every command has the signature int run(const cli *c) and returns an exit code: CLI_OK, CLI_WRONG (a check failed) or CLI_BAD
- * (bad input, after exactly one line on stderr from cli_fail).
+ * Every command has the signature int run(const cli *c) and returns an exit code: CLI_OK, CLI_WRONG (a check failed) or
+ * CLI_BAD (bad input, after exactly one line on stderr from cli_fail).
  */
 #ifndef TIDE_CLI_H
 #define TIDE_CLI_H
@@ -92,6 +92,9 @@ extern const cli_model cli_models[];
 extern const size_t cli_n_models;
 
 /* plan.c, check.c, bench.c, info.c, help.c */
+int cli_plan(const cli *c);
+int cli_check(const cli *c);
+int cli_bench(const cli *c);
 int cli_info(const cli *c);
 int cli_help(const cli *c);
 int cli_help_command(FILE *f, const cli_command *command);

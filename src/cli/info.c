@@ -141,10 +141,12 @@ int cli_info(const cli *c)
     probe_host(&fabrics[0]);
     not_built(&fabrics[1], "cuda");
     not_built(&fabrics[2], "nccl");
-    tide_text_put(&t, c->json ? "{\"schema\": 1, \"version\": \"%s\", \"build\": {\"compiler\": \"%s\", \"sanitizer\": \"%s\"}, "
-                                "\"fabrics\": ["
-                              : "tide %s\nbuild: %s, sanitizer %s\n\nfabrics\n",
-                  tide_version(), BUILD_COMPILER, BUILD_SANITIZER);
+    tide_text_put(
+        &t,
+        c->json ? "{\"schema\": 1, \"version\": \"%s\", \"build\": {\"compiler\": \"%s\", \"sanitizer\": \"%s\"}, "
+                  "\"fabrics\": ["
+                : "tide %s\nbuild: %s, sanitizer %s\n\nfabrics\n",
+        tide_version(), BUILD_COMPILER, BUILD_SANITIZER);
     for (size_t i = 0; i < sizeof fabrics / sizeof fabrics[0]; i++) {
         const fabric_row *f = &fabrics[i];
         if (c->json) {

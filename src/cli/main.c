@@ -5,6 +5,21 @@
 #include "cli/cli.h"
 
 const cli_command cli_commands[] = {
+    {"plan", CMD_PLAN, cli_plan, "", "what a call would do: rounds, waves, streams, memory, descriptors, ops",
+     "Plans groups of parameters on M x L ranks and says what follows: where every byte lands, the rounds\n"
+     "between nodes, waves and transfers, streams and counters, the memory of a rank, copies and puts. Starts\n"
+     "nothing. Default: --model llama-3.1-70b."},
+    {"check", CMD_CHECK, cli_check, "", "real calls, every byte against a naive oracle",
+     "Runs all-gathers and reduce-scatters on the host fabric and compares every byte with a naive oracle:\n"
+     "gathered bytes bitwise, sums bitwise in the contract's order of additions and within 1e-5 of fp64.\n"
+     "Without --model or --shapes, configurations are drawn from --seed on, seed by seed: nodes, ranks, shapes,\n"
+     "dtypes, inputs, landings, subsets of gradients, modes, and each knob that is not given. What fails names\n"
+     "its seed; --seed THAT --calls N replays it. Last line: check: T calls, W wrong."},
+    {"bench", CMD_BENCH, cli_bench, "ag|rs", "times all-gather or reduce-scatter, in nccl-tests' columns",
+     "Times calls on the host fabric, from inputs to outputs, and prints nccl-tests' columns: size is that of the\n"
+     "gathered or the scattered buffer, busbw = algbw * (n - 1) / n. Out-of-place: shards are arguments, copied by\n"
+     "the call; in-place: they live in the arena. Rows step from --minbytes to --maxbytes, or are the one of\n"
+     "--model or --shapes."},
     {"info", CMD_INFO, cli_info, "", "version, build, fabrics, knobs, models",
      "Says what this build is and what it can run on here."},
     {"help", CMD_HELP, cli_help, "COMMAND", "this text, or a command's", "Describes a command and its flags."},

@@ -25,8 +25,8 @@ static void add_llama(cli_shapes *s, bool *ok)
     ADD("post_attention_layernorm.weight", 8192);
 }
 
-/* hidden_size 2048, 32 heads and 4 key-value heads of 128, 128 experts of moe_intermediate_size 768. The experts' matrices are
- * stacked, one parameter a projection, as grouped matrix products take them. */
+/* hidden_size 2048, 32 heads and 4 key-value heads of 128, 128 experts of moe_intermediate_size 768. The experts'
+ * matrices are stacked, one parameter a projection, as grouped matrix products take them. */
 static void add_qwen3(cli_shapes *s, bool *ok)
 {
     ADD("self_attn.q_proj.weight", 32 * 128, 2048);

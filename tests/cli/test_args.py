@@ -1,4 +1,5 @@
-"""The contract of every command: exit 2 and exactly one line on standard error for bad input, nothing on standard output."""
+"""The contract of every command: exit 2 and exactly one line on standard error for bad input."""
+
 import pytest
 
 BAD = [
@@ -26,6 +27,7 @@ def test_control_characters_stay_on_one_line(tide):
 def test_full_output_device_is_an_error(tide):
     import subprocess
     from conftest import TIDE
+
     with open("/dev/full", "w") as full:
         done = subprocess.run([str(TIDE), "info"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (2, "tide info: standard output: No space left on device\n")

@@ -1,0 +1,47 @@
+"""tide check: real calls against the naive oracle."""
+
+import pytest
+
+
+@pytest.mark.parametrize("ranks", ["--threads", "--procs"])
+def test_random_configurations(tide, ranks):
+    result = tide("check", ranks, "--seed", 7, "--calls", 400 if ranks == "--threads" else 100, timeout=300)
+    assert result.err == "" and result.code == 0, result.out + result.err
+    assert result.last == f"check: {400 if ranks == '--threads' else 100} calls, 0 wrong"
+
+
+@pytest.mark.parametrize("nodes, local", [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2), (2, 8)])
+def test_topologies(tide, nodes, local):
+    result = tide("check", "--nodes", nodes, "--local", local, "--calls", 60, "--json", timeout=300)
+    assert result.code == 0, result.out + result.err
+    check = result.json
+    assert (check["schema"], check["calls"], check["wrong"]) == (1, 60, 0)
+    assert check["histogram"]["nodes"] == {str(nodes): 60} and check["histogram"]["local"] == {str(local): 60}
+
+
+def test_given_shapes_and_knobs(tide, tmp_path):
+    path = tmp_path / "s"
+    path.write_text("w bf16 33 5\nb bf16 7\nt bf16 3 16 shard=1\n")
+    for words in (
+        ["--mode", 1],
+        ["--w-wave", 1, "--k", 1],
+        ["--n-part", 2, "--chunk", 16],
+        ["--shard-dtype", "fp32", "--grad-dtype", "fp32"],
+        ["--groups", 3, "--landing", "private"],
+    ):
+        result = tide("check", "--nodes", 4, "--local", 2, "--shapes", path, "--calls", 24, *words)
+        assert result.code == 0, result.out + result.err
+        assert result.last == "check: 24 calls, 0 wrong"
+
+
+def test_bad_words(tide):
+    for words, line in [
+        ("--calls 0", "--calls: 0 is not in 1..1000000000"),
+        ("--threads --procs", "--procs: excludes --threads"),
+        ("--nodes 9 --local 8 --w-wave 3 --model llama-3.1-70b", None),
+        ("x", "'x': unexpected argument"),
+    ]:
+        result = tide("check", *words.split())
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), words
+        if line:
+            assert result.err == f"tide check: {line}\n"
