@@ -20,7 +20,7 @@ UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/un
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c)))
 
-.PHONY: all lib cli units unit test venv deps clean install uninstall
+.PHONY: all lib cli units unit test venv deps benches bench clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -73,6 +73,18 @@ uninstall:
 	rm -f $(ROOT)/include/tide/tide.h $(ROOT)/lib/libtide.a $(ROOT)/lib/libtide.so.$(VERSION) $(ROOT)/lib/libtide.so.0 \
 	    $(ROOT)/lib/libtide.so $(ROOT)/lib/pkgconfig/tide.pc $(ROOT)/bin/tide
 	-rmdir $(ROOT)/include/tide
+
+# Measurements; docs/bench-host.md keeps one run.
+$(BUILD)/bench/libhost.so: bench/host.c $(BUILD)/libtide.a
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -fPIC -fvisibility=hidden -pthread -Iinclude -shared -o $@ $^ $(LDLIBS)
+$(BUILD)/bench/plan: bench/plan.c $(BUILD)/libtide.a
+	@mkdir -p $(@D)
+	$(CC) $(ALLFLAGS) -o $@ $^ $(LDLIBS)
+benches: $(BUILD)/bench/libhost.so $(BUILD)/bench/plan
+bench: benches
+	@$(BUILD)/bench/plan
+	@python=$$(sh scripts/python.sh) && TIDE_BUILD=$(BUILD) $$python bench/host.py
 
 .SECONDARY:
 clean:
