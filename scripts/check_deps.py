@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Checks that dependencies between the rooms point down CONTRIBUTING.md's list only.
 
-Three looks: at #include lines; at the symbols that each object file needs (nm), which sees what an include does not; and at
-Python's imports of torch. usage: check_deps.py [BUILD-FOLDER]
+Three looks: at #include lines; at the symbols that each object file needs (nm), which sees what an include does not;
+and at Python's imports of torch. usage: check_deps.py [BUILD-FOLDER]
 """
+
 import pathlib
 import re
 import subprocess
@@ -54,14 +55,16 @@ def check_includes(errors):
             if include.startswith("tide/"):
                 continue
             if target is None:
-                errors.append(f"{name}: includes \"{include}\", which is in no room")
+                errors.append(f'{name}: includes "{include}", which is in no room')
             elif target not in ALLOWED[room]:
-                errors.append(f"{name}: includes \"{include}\": {room} may not depend on {target}")
+                errors.append(f'{name}: includes "{include}": {room} may not depend on {target}')
     for path in sorted(ROOT.glob("tests/oracle/*.[ch]")):
         for include in INCLUDE.findall(path.read_text()):
             count += 1
             if room_of(include):
-                errors.append(f"{path.relative_to(ROOT).as_posix()}: includes \"{include}\": an oracle shares no code with src")
+                errors.append(
+                    f'{path.relative_to(ROOT).as_posix()}: includes "{include}": an oracle shares no code with src'
+                )
     return count
 
 
@@ -73,7 +76,9 @@ def symbols(build):
         if not (ROOT / source).exists():
             continue
         needed[source] = set()
-        for line in subprocess.run(["nm", "-P", str(obj)], check=True, capture_output=True, text=True).stdout.splitlines():
+        for line in subprocess.run(
+            ["nm", "-P", str(obj)], check=True, capture_output=True, text=True
+        ).stdout.splitlines():
             symbol, kind = line.split()[:2]
             if kind in "Uw":
                 needed[source].add(symbol)
@@ -104,7 +109,9 @@ def check_python(errors):
     for path in sorted(ROOT.glob("python/tide/**/*.py")):
         name = path.relative_to(ROOT).as_posix()
         count += 1
-        if not name.startswith("python/tide/fsdp2") and re.search(r"^\s*(import|from)\s+torch\b", path.read_text(), re.M):
+        if not name.startswith("python/tide/fsdp2") and re.search(
+            r"^\s*(import|from)\s+torch\b", path.read_text(), re.M
+        ):
             errors.append(f"{name}: imports torch; only python/tide/fsdp2 may")
     return count
 

@@ -15,7 +15,7 @@ sys.exit(tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]) <
 END
 }
 
-if usable "$base"; then
+if command -v "$base" >/dev/null && usable "$base"; then
     command -v "$base"
     exit 0
 fi
@@ -24,13 +24,16 @@ if [ ! -x "$venv/bin/python" ] || ! usable "$venv/bin/python"; then
     "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
         { echo "python.sh: '$base' is older than Python 3.10; set PYTHON" >&2; exit 1; }
     echo "python.sh: '$base' lacks torch >= 2.11 or a test package; setting up $venv" >&2
-    "$base" -m venv "$venv" || { echo "python.sh: python -m venv failed (Debian: apt install python3-venv)" >&2; exit 1; }
+    "$base" -m venv "$venv" ||
+        { echo "python.sh: python -m venv failed (Debian: apt install python3-venv)" >&2; exit 1; }
     # The CPU wheel where an index offers it: it is a tenth of the size of the default one.
     pip() { "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@" >&2; }
     pip "torch==2.13.0+cpu" 2>/dev/null ||
-        pip --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu" 2>/dev/null ||
+        pip --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu \
+            "torch==2.13.0+cpu" 2>/dev/null ||
         pip "torch==2.13.0"
     pip numpy pytest hypothesis matplotlib
-    usable "$venv/bin/python" || { echo "python.sh: $venv is not usable after set-up; remove it and try again" >&2; exit 1; }
+    usable "$venv/bin/python" ||
+        { echo "python.sh: $venv is not usable after set-up; remove it and try again" >&2; exit 1; }
 fi
 echo "$venv/bin/python"

@@ -18,7 +18,11 @@ skip() { printf '\n==== skipped: %s: %s\n' "$1" "$2"; skipped="$skipped
   $1: $2"; }
 # Compiles and runs a small program with threads under the given compiler and flags.
 works() {
-    printf '#include <pthread.h>\nstatic void *f(void *p) { return p; }\nint main(void) { pthread_t t; return pthread_create(&t, 0, f, 0) || pthread_join(t, 0); }\n' >"$scratch/t.c"
+    cat >"$scratch/t.c" <<'END'
+#include <pthread.h>
+static void *f(void *p) { return p; }
+int main(void) { pthread_t t; return pthread_create(&t, 0, f, 0) || pthread_join(t, 0); }
+END
     "$@" -pthread -o "$scratch/t" "$scratch/t.c" >/dev/null 2>&1 && "$scratch/t" >/dev/null 2>&1
 }
 
@@ -33,13 +37,20 @@ done
 [ -n "$compilers" ] || { echo "test.sh: neither gcc nor clang works here" >&2; exit 1; }
 set -- $compilers
 first=$1
-printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\nint main(void) { return 0; }\n' >"$scratch/c.c"
+cat >"$scratch/c.c" <<'END'
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+int main(void) { return 0; }
+END
 $first -o "$scratch/c" "$scratch/c.c" -lcmocka >/dev/null 2>&1 || {
-    echo "test.sh: cmocka is missing: install libcmocka-dev (Debian, Ubuntu), libcmocka-devel (Fedora) or cmocka (Arch, Homebrew)" >&2
+    echo "test.sh: cmocka is missing: install libcmocka-dev (Debian), libcmocka-devel (Fedora) or cmocka (Arch)" >&2
     exit 1
 }
 python=$(PYTHON=${PYTHON:-python3} sh scripts/python.sh)
-echo "python: $python, $("$python" -c 'import sys, torch; print(sys.version.split()[0] + ", torch " + torch.__version__)')"
+echo "python: $python, $("$python" -c 'import sys, torch; print(sys.version.split()[0], "torch", torch.__version__)')"
 
 for cc in $compilers; do
     build=build; [ $cc = "$first" ] || build=build-$cc
@@ -63,7 +74,7 @@ sanitized() { # name, build folder, flags, what to run...
     done
     skip "$name" "no compiler here links and runs with $flags"
 }
-export ASAN_OPTIONS=abort_on_error=0:detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all"
 sanitized "TSan" build-tsan "-fsanitize=thread" ONLY="engine fabric comm calls host rail bootstrap"
 
