@@ -550,15 +550,150 @@ static void test_no_elements(void **state)
     assert_int_equal(threads_run(2, empty_body, NULL), 0);
 }
 
+/* ---- two sets on one communicator ---------------------------------------------------------------- */
+
+static int sets_body(threads_rank *rank)
+{
+    tide_comm_info info = {.size = sizeof info};
+    tide_group *g[2];
+    small_layer s[2];
+    tide_comm *comm;
+    uint64_t bytes = 0;
+    CHECK(small_comm(rank, 2, NULL, &comm) == TIDE_OK);
+    for (int i = 0; i < 2; i++) {
+        small_init(&s[i], rank, "s", TIDE_BF16, TIDE_BF16, TIDE_BF16, i);
+        CHECK(tide_groups_create(comm, &s[i].desc, 1, &g[i]) == TIDE_OK && small_adopt(&s[i], g[i]) == TIDE_OK);
+        CHECK(tide_comm_get_info(comm, &info) == TIDE_OK && info.arena_bytes > bytes);
+        bytes = info.arena_bytes;
+    }
+    for (int call = 0; call < 4; call++) {
+        for (int i = 0; i < 2; i++) {
+            if (gather(&s[i], g[i])) /* each set has its own landing */
+                return 1;
+        }
+        for (int i = 0; i < 2; i++) {
+            if (reduce(&s[i], g[i], call, TIDE_BF16, ALL, false, 0))
+                return 1;
+            CHECK(tide_slot_release(g[i], NULL) == TIDE_OK);
+        }
+    }
+    CHECK(tide_comm_get_info(comm, &info) == TIDE_OK && info.calls == 16);
+    CHECK(tide_comm_destroy(comm) == TIDE_OK);
+    return 0;
+}
+
+static void test_two_sets(void **state)
+{
+    (void)state;
+    assert_int_equal(threads_run(4, sets_body, NULL), 0);
+}
+
+/* ---- bytes a call, from the definitions --------------------------------------------------------------- */
+
+typedef struct byte_count {
+    uint32_t node_size;
+    int64_t multicast;
+    int shard_dtype;
+} byte_count;
+
+static int bytes_body(threads_rank *rank)
+{
+    const byte_count *c = rank->context;
+    tide_options options = TIDE_OPTIONS_INIT;
+    tide_group_path path = {.size = sizeof path};
+    uint64_t nodes = rank->n_ranks / c->node_size, local = c->node_size, size = 0, theirs = 0, expected;
+    small_layer s;
+    tide_group *g;
+    tide_comm *comm;
+    options.multicast = c->multicast;
+    CHECK(small_comm(rank, c->node_size, &options, &comm) == TIDE_OK);
+    small_init(&s, rank, "b", TIDE_BF16, c->shard_dtype, TIDE_BF16, 0);
+    CHECK(tide_groups_create(comm, &s.desc, 1, &g) == TIDE_OK);
+    CHECK(tide_group_get_path(g, &path) == TIDE_OK);
+    for (uint32_t p = 0; p < SMALL_PARAMS; p++)
+        size += small_shard(&s, p) * 2;
+    /* each of the node's M shards once a landing; M - 1 of them over the rail; a cast's own copy of M > 1 */
+    expected = nodes * size * (c->multicast == 1 ? 1 : local) + (nodes - 1) * size;
+    if (c->shard_dtype != TIDE_BF16 && nodes > 1)
+        expected += size;
+    CHECK(path.all_gather_bytes == expected);
+    if (nodes == 1) { /* my gradients' real rows of every other rank, pushed once */
+        for (uint32_t p = 0; p < SMALL_PARAMS; p++) {
+            uint64_t mine = small_shard(&s, p), first = rank->rank * mine;
+            if (p != 3) /* padded at the end; columns never are */
+                mine = first >= small_whole(&s, p)         ? 0
+                       : small_whole(&s, p) - first < mine ? small_whole(&s, p) - first
+                                                           : mine;
+            theirs += (small_whole(&s, p) - mine) * 2;
+        }
+        CHECK(path.reduce_scatter_bytes == theirs);
+    } else {
+        CHECK(path.reduce_scatter_bytes > (nodes - 1) * size * 2); /* fp32 over the rail, and more */
+    }
+    CHECK(tide_comm_destroy(comm) == TIDE_OK);
+    return 0;
+}
+
+static void test_bytes_a_call(void **state)
+{
+    static const byte_count cases[] = {{4, 0, TIDE_BF16}, {4, 1, TIDE_BF16}, {2, 0, TIDE_BF16}, {2, 1, TIDE_BF16},
+                                       {1, 0, TIDE_BF16}, {4, 0, TIDE_F32},  {4, 1, TIDE_F32},  {2, 0, TIDE_F32}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        byte_count c = cases[i];
+        assert_int_equal(threads_run(4, bytes_body, &c), 0);
+    }
+}
+
+/* ---- a subset that cannot be compiled for want of memory -------------------------------------------------- */
+
+static void test_compile_out_of_memory(void **state)
+{
+    threads_rank rank = {NULL, 0, 1, NULL};
+    tide_comm_desc desc = TIDE_COMM_DESC_INIT;
+    tide_reduce_scatter_args a;
+    void *grads[SMALL_PARAMS];
+    uint64_t live, n = 1;
+    float out[1024];
+    small_layer s;
+    tide_group *g;
+    tide_comm *comm;
+    int status;
+    (void)state;
+    assert_int_equal(tide_comm_create(&desc, &comm), TIDE_OK);
+    small_init(&s, &rank, "m", TIDE_BF16, TIDE_BF16, TIDE_BF16, 0);
+    assert_int_equal(tide_groups_create(comm, &s.desc, 1, &g), TIDE_OK);
+    small_grads(&s, 0, TIDE_F32, 5, grads);
+    a = rs_args(grads, out, TIDE_F32);
+    live = tide_alloc_live();
+    for (;; n++) {
+        tide_alloc_fail_at(n);
+        status = tide_reduce_scatter(g, &a, NULL);
+        tide_alloc_fail_at(0);
+        if (status == TIDE_OK)
+            break;
+        assert_int_equal(status, TIDE_ERR_MEMORY);
+        assert_int_equal(tide_comm_check(comm, NULL), TIDE_OK);
+        assert_int_equal(tide_comm_sync(comm), TIDE_OK); /* where bound programs are dropped */
+        assert_int_equal(tide_alloc_live(), live);
+    }
+    assert_true(n > 5);
+    assert_int_equal(tide_wait(g, TIDE_DONE, NULL), TIDE_OK);
+    assert_int_equal(small_wrong_output(&s, 0, 5, 1.0f, 0.0f, out), 0);
+    small_free(grads);
+    assert_int_equal(tide_comm_destroy(comm), TIDE_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_topologies),  cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_knobs),       cmocka_unit_test(test_slot_reuse),
-        cmocka_unit_test(test_slots),       cmocka_unit_test(test_phases),
-        cmocka_unit_test(test_subsets),     cmocka_unit_test(test_stash),
-        cmocka_unit_test(test_poison),      cmocka_unit_test(test_calls_allocate_nothing),
-        cmocka_unit_test(test_no_elements),
+        cmocka_unit_test(test_topologies),   cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_knobs),        cmocka_unit_test(test_slot_reuse),
+        cmocka_unit_test(test_slots),        cmocka_unit_test(test_phases),
+        cmocka_unit_test(test_subsets),      cmocka_unit_test(test_stash),
+        cmocka_unit_test(test_poison),       cmocka_unit_test(test_calls_allocate_nothing),
+        cmocka_unit_test(test_no_elements),  cmocka_unit_test(test_two_sets),
+        cmocka_unit_test(test_bytes_a_call), cmocka_unit_test(test_compile_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
