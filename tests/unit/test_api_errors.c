@@ -293,6 +293,12 @@ static void test_reduce_scatter(void **state)
     small_free(grads);
 }
 
+static int refuse_write(void *context, const char *text, size_t bytes)
+{
+    (void)context, (void)text, (void)bytes;
+    return 1;
+}
+
 static void test_plans(void **state)
 {
     tide_topology topology = TIDE_TOPOLOGY_INIT, bad = TIDE_TOPOLOGY_INIT;
@@ -324,6 +330,10 @@ static void test_plans(void **state)
     ARGUMENT(tide_plan_options(plan, NULL), "out: NULL");
     options.size = 1;
     ARGUMENT(tide_plan_options(plan, &options), "out: wrong size");
+    ARGUMENT(tide_plan_print(NULL, 0, 0, refuse_write, NULL), "plan: NULL");
+    ARGUMENT(tide_plan_print(plan, 1, 0, refuse_write, NULL), "rank: 1");
+    ARGUMENT(tide_plan_print(plan, 0, 0, NULL, NULL), "write: NULL");
+    refused(tide_plan_print(plan, 0, 0, refuse_write, NULL), TIDE_ERR_SYSTEM, "write: ");
     tide_plan_destroy(plan);
 }
 
