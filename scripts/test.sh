@@ -81,6 +81,9 @@ sanitized "TSan" build-tsan "-fsanitize=thread" ONLY="engine fabric comm calls h
 heading "dependency directions"
 python3 scripts/check_deps.py build || exit 1
 
+heading "install, pkg-config and the example"
+CC=$first sh tests/install_test.sh
+
 heading "pytest"
 suites=; for d in tests/cli tests/python; do [ -d $d ] && suites="$suites $d"; done
 TIDE_BUILD=$PWD/build PYTHONPATH=$PWD/python "$python" -m pytest -q -x --tb=short $suites
