@@ -1,4 +1,5 @@
 """Builds libtide.so with the C compiler, through make, and ships it inside the package: no torch, no Python headers needed."""
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ VERSION = ".".join(re.search(rf"define TIDE_VERSION_{part} (\d+)", HEADER).group
 class BuildWithLibrary(build_py):
     def run(self):
         super().run()
-        subprocess.run(["make", "lib", "BUILD=build/pip"], cwd=ROOT, check=True)
+        subprocess.run(["make", f"-j{os.cpu_count() or 1}", "lib", "BUILD=build/pip"], cwd=ROOT, check=True)
         package = ROOT / "python" / "tide" if self.editable_mode else Path(self.build_lib) / "tide"
         shutil.copy2(ROOT / "build" / "pip" / "libtide.so", package / "libtide.so")
 
