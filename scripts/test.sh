@@ -55,28 +55,30 @@ echo "python: $python, $("$python" -c 'import sys, torch; print(sys.version.spli
 for cc in $compilers; do
     build=build; [ $cc = "$first" ] || build=build-$cc
     heading "$cc: build with -Wall -Wextra -Wpedantic -Werror"
-    $make $quiet CC=$cc BUILD=$build all units
+    $make $quiet CC=$cc BUILD=$build all units benches
     heading "$cc: unit tests"
     $make -s CC=$cc BUILD=$build unit
 done
 
-# A sanitizer runs with the first compiler whose run-time library works here.
-sanitized() { # name, build folder, flags, what to run...
-    name=$1 build=$2 flags=$3; shift 3
+# A sanitizer runs with the first compiler whose run-time library works here: unit tests, then `calls` of tide check.
+sanitized() { # name, build folder, flags, calls, which unit tests...
+    name=$1 build=$2 flags=$3 calls=$4; shift 4
     for cc in $compilers; do
         if works $cc -g $flags; then
             heading "$cc, $name: build"
             $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" all units
             heading "$cc, $name: tests"
             $make -s CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" unit "$@"
+            heading "$cc, $name: tide check"
+            $build/tide check --seed 1000000 --calls $calls
             return
         fi
     done
     skip "$name" "no compiler here links and runs with $flags"
 }
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all"
-sanitized "TSan" build-tsan "-fsanitize=thread" ONLY="engine fabric comm calls host rail bootstrap"
+sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 200
+sanitized "TSan" build-tsan "-fsanitize=thread" 60 ONLY="engine fabric comm calls host rail bootstrap"
 
 heading "dependency directions"
 python3 scripts/check_deps.py build || exit 1
