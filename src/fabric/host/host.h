@@ -139,6 +139,7 @@ typedef struct host_device {
     fab_queue *queues;
     uint32_t turn;    /* where the next scan starts */
     uint32_t helpers; /* callers inside caller_wait or sync */
+    uint32_t workers_asleep;
     int stop;
     _Atomic uint32_t room, room_waiters; /* futex of an enqueuer that found a ring full, or of queue_destroy */
 
@@ -214,6 +215,7 @@ int host_caller_record(fab_queue *q, fab_event *e, void *stream);
 void *host_worker(void *device);
 int host_caller_wait(fab_queue *q, fab_event *e, void *stream);
 int host_sync(fab_queue *q);
+void host_start(host_device *d); /* after a submit */
 void host_event_complete(fab_event *e, uint64_t record); /* device lock held */
 void host_room_made(host_device *d);
 /* First missing rank of a wait that is not satisfied; -1 when it is. */

@@ -201,7 +201,7 @@ void host_call_submit(fab_call *call, int hold)
         call->held = 0;
         atomic_fetch_sub(&call->refs, 1);
     }
-    host_ring(d->own);
+    host_start(d);
 }
 
 /* ---- ops ------------------------------------------------------------------------------------------- */

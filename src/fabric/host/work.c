@@ -157,8 +157,14 @@ static void execute(host_device *d, const host_item *item)
     }
 }
 
-/* Runs s until its head has to wait. After a failure items are dropped: only what others count on (references) is settled. */
-static void run_stream(host_device *d, host_stream *s)
+/* What takes time in proportion to bytes. */
+static bool is_heavy(const host_item *item)
+{
+    return item->kind == ITEM_COPY || item->kind == ITEM_REDUCE || item->kind == ITEM_PUT;
+}
+
+/* Runs s until its head has to wait; light: also until it is heavy. After a failure items are dropped: only what others count on (references) is settled. */
+static void run_stream(host_device *d, host_stream *s, bool light)
 {
     for (;;) {
         uint64_t head = atomic_load_explicit(&s->head, memory_order_relaxed);
@@ -167,7 +173,7 @@ static void run_stream(host_device *d, host_stream *s)
             return;
         item = &s->items[head & (s->capacity - 1)];
         if (!host_has_failed(d)) {
-            if (!item_ready(d, s, item))
+            if ((light && is_heavy(item)) || !item_ready(d, s, item))
                 return;
             execute(d, item);
         }
@@ -179,12 +185,13 @@ static void run_stream(host_device *d, host_stream *s)
     }
 }
 
-static bool can_run(host_device *d, host_stream *s)
+static bool can_run(host_device *d, host_stream *s, bool light)
 {
     uint64_t head = atomic_load_explicit(&s->head, memory_order_relaxed);
+    const host_item *item = &s->items[head & (s->capacity - 1)];
     if (s->busy || head == atomic_load(&s->tail))
         return false;
-    return host_has_failed(d) || item_ready(d, s, &s->items[head & (s->capacity - 1)]);
+    return host_has_failed(d) || (!(light && is_heavy(item)) && item_ready(d, s, item));
 }
 
 static uint64_t next_random(uint64_t *state)
@@ -197,7 +204,7 @@ static uint64_t next_random(uint64_t *state)
 }
 
 /* Device lock held. In turn: the search begins behind the stream chosen last, so that a busy pair cannot starve a third. */
-static host_stream *choose(host_device *d)
+static host_stream *choose(host_device *d, bool light)
 {
     host_stream *chosen = NULL, *wrapped = NULL;
     uint32_t index = 0, n_candidates = 0, wrapped_index = 0;
@@ -205,7 +212,7 @@ static host_stream *choose(host_device *d)
     for (fab_queue *q = d->queues; q; q = q->next) {
         for (uint32_t i = 0; i < q->n_streams; i++, index++) {
             host_stream *s = &q->streams[i];
-            if (!can_run(d, s))
+            if (!can_run(d, s, light))
                 continue;
             if (d->seed) {
                 if (next_random(&d->seed) % ++n_candidates == 0)
@@ -227,16 +234,16 @@ static host_stream *choose(host_device *d)
 }
 
 /* Device lock held, and given up while a stream runs. False: nothing could run. */
-static bool make_progress(host_device *d)
+static bool make_progress(host_device *d, bool light)
 {
     host_stream *s;
     host_adopt_poison(d);
-    s = choose(d);
+    s = choose(d, light);
     if (!s)
         return false;
     s->busy = 1;
     pthread_mutex_unlock(&d->lock);
-    run_stream(d, s);
+    run_stream(d, s, light);
     pthread_mutex_lock(&d->lock);
     s->busy = 0;
     host_room_made(d);
@@ -275,7 +282,7 @@ static bool any_can_run(host_device *d)
 {
     for (fab_queue *q = d->queues; q; q = q->next)
         for (uint32_t i = 0; i < q->n_streams; i++)
-            if (can_run(d, &q->streams[i]))
+            if (can_run(d, &q->streams[i], false))
                 return true;
     return false;
 }
@@ -300,40 +307,6 @@ static bool reached(const host_goal *g)
     return g->event ? atomic_load(&g->event->done) >= g->record : all_idle(g->queue);
 }
 
-/* Sleeps until this thread's bell rings; the second look at the queues comes after the announcement (see host.h). works: this thread
- * runs streams. goal: NULL for a worker. Device lock held, and given up while asleep. */
-static void sleep_on(host_device *d, enum host_bell bell, bool works, const host_goal *goal)
-{
-    uint32_t bit = bell == BELL_WORKER ? SLEEPER_WORKER : SLEEPER_CALLER;
-    uint32_t seen = atomic_load(&d->own->bell[bell]);
-    int64_t timeout;
-
-    atomic_fetch_or(&d->own->sleepers, bit);
-    if (d->stop || (works && any_can_run(d)) || (goal && (reached(goal) || host_has_failed(d))) ||
-        (!host_has_failed(d) && atomic_load(&d->own->poison))) {
-        if (d->n_workers == 1)
-            atomic_fetch_and(&d->own->sleepers, ~bit);
-        return;
-    }
-    timeout = host_has_failed(d) ? -1 : next_deadline(d);
-    if (timeout == 0)
-        return;
-    pthread_mutex_unlock(&d->lock);
-    host_futex_wait(&d->own->bell[bell], seen, timeout);
-    pthread_mutex_lock(&d->lock);
-}
-
-void *host_worker(void *argument)
-{
-    host_device *d = argument;
-    pthread_mutex_lock(&d->lock);
-    while (!d->stop)
-        if (!make_progress(d))
-            sleep_on(d, BELL_WORKER, true, NULL);
-    pthread_mutex_unlock(&d->lock);
-    return NULL;
-}
-
 static bool anything_queued(const host_device *d)
 {
     for (const fab_queue *q = d->queues; q; q = q->next)
@@ -341,6 +314,66 @@ static bool anything_queued(const host_device *d)
             if (atomic_load(&q->streams[i].head) != atomic_load(&q->streams[i].tail))
                 return true;
     return false;
+}
+
+/* Sleeps until this thread's bell rings; the second look at the queues comes after the announcement (see host.h). works: this thread
+ * runs streams. goal: NULL for a worker. Device lock held, and given up while asleep.
+ * Nobody sleeps longer than the deadline: what is enqueued meanwhile expires later than that. */
+static void sleep_on(host_device *d, enum host_bell bell, bool works, const host_goal *goal)
+{
+    uint32_t bit = bell == BELL_WORKER ? SLEEPER_WORKER : SLEEPER_CALLER;
+    uint32_t seen = atomic_load(&d->own->bell[bell]);
+    int64_t timeout = d->deadline_ns, left;
+
+    /* a lone worker without work does not mind the peers' signals: the next submit says when it has to */
+    if (bell == BELL_CALLER || d->n_workers > 1 || anything_queued(d))
+        atomic_fetch_or(&d->own->sleepers, bit);
+    if (d->stop || (works && any_can_run(d)) || (goal && (reached(goal) || host_has_failed(d))) ||
+        (!host_has_failed(d) && atomic_load(&d->own->poison))) {
+        if (d->n_workers == 1)
+            atomic_fetch_and(&d->own->sleepers, ~bit);
+        return;
+    }
+    left = host_has_failed(d) ? -1 : next_deadline(d);
+    if (left == 0)
+        return;
+    if (left > 0)
+        timeout = (int64_t)tide_min_u64((uint64_t)left, (uint64_t)timeout);
+    d->workers_asleep += bell == BELL_WORKER;
+    pthread_mutex_unlock(&d->lock);
+    host_futex_wait(&d->own->bell[bell], seen, timeout);
+    pthread_mutex_lock(&d->lock);
+    d->workers_asleep -= bell == BELL_WORKER;
+}
+
+void *host_worker(void *argument)
+{
+    host_device *d = argument;
+    pthread_mutex_lock(&d->lock);
+    while (!d->stop)
+        if (!make_progress(d, false))
+            sleep_on(d, BELL_WORKER, true, NULL);
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}
+
+/* The submitting caller posts what only waits for being posted; then most calls wait for the peers, and instead of being woken now,
+ * the worker is put down for the peers' signals. Work on bytes is the worker's: the caller has its own to do. */
+void host_start(host_device *d)
+{
+    if (d->n_workers > 1) {
+        host_ring(d->own);
+        return;
+    }
+    pthread_mutex_lock(&d->lock);
+    while (make_progress(d, true))
+        continue;
+    if (d->workers_asleep && anything_queued(d)) {
+        atomic_fetch_or(&d->own->sleepers, SLEEPER_WORKER);
+        if (any_can_run(d)) /* looked at after the announcement */
+            host_ring(d->own);
+    }
+    pthread_mutex_unlock(&d->lock);
 }
 
 /* The caller runs streams itself meanwhile, when it is the only one and there is one worker; with more workers it leaves the work
@@ -356,16 +389,19 @@ static int wait_until(host_device *d, const host_goal *goal)
         atomic_fetch_or(&d->own->sleepers, HELPER);
     }
     while (!host_has_failed(d) && !reached(goal)) {
-        if (help && make_progress(d))
+        if (help && make_progress(d, false))
             continue;
         host_adopt_poison(d);
         sleep_on(d, BELL_CALLER, help, goal);
     }
     if (help) {
         d->helpers = 0;
-        atomic_fetch_and(&d->own->sleepers, ~(uint32_t)(HELPER | SLEEPER_CALLER));
-        if (anything_queued(d))
-            host_ring(d->own);
+        atomic_fetch_and(&d->own->sleepers, ~(uint32_t)(HELPER | SLEEPER_CALLER | SLEEPER_WORKER));
+        if (d->workers_asleep && anything_queued(d)) {
+            atomic_fetch_or(&d->own->sleepers, SLEEPER_WORKER);
+            if (any_can_run(d))
+                host_ring(d->own);
+        }
     }
     pthread_mutex_unlock(&d->lock);
     return host_failure(&d->face, NULL);
