@@ -28,7 +28,7 @@ typedef struct job {
     int multicast;
     int dtype, shard_dtype, grad_dtype, input;
     uint64_t seed; /* of the choice among streams; 0: in turn */
-    uint32_t delay_us;
+    uint32_t delay_us, drop;
     int64_t dims[MAX_GROUPS][MAX_PARAMS]; /* rows; each row has 3 + p elements; 0 ends the list */
     tide_options options;
 } job;
@@ -132,8 +132,8 @@ static int env_open(rank_env *v, const job *j, uint32_t rank, tide_allgather_fn 
     CHECK(make_plan(v) == TIDE_OK);
     CHECK(fab_host_open(&v->open, &v->device) == TIDE_OK);
     fab_host_set_seed(v->device, j->seed ? j->seed + rank : 0);
-    if (j->delay_us) {
-        fab_inject inject = {.seed = j->seed + 1, .delay_us = j->delay_us};
+    if (j->delay_us || j->drop) {
+        fab_inject inject = {.seed = j->seed + 1, .delay_us = j->delay_us, .drop = j->drop};
         fab_host_inject(v->device, &inject);
     }
     CHECK(engine_create(v->device, v->plan, &v->e) == TIDE_OK);
@@ -368,15 +368,12 @@ static int split_scatters(rank_env *v, uint64_t *call, scatter *c)
     return 0;
 }
 
-/* Reduce-scatters of all groups: whole; as READ of all groups, then NET of all; and gathers in between. */
-static int rs_rank(threads_rank *rank)
+/* Reduce-scatters of all groups: whole, one by one and together; and as READs, then NETs. */
+static int scatter_all(rank_env *v)
 {
-    rank_env env, *v = &env;
     scatter c[MAX_GROUPS];
     uint64_t call = 1;
-    int failed = env_open(v, rank->context, rank->rank, threads_allgather, rank);
-    if (!failed)
-        failed = bind_ag(v) || bind_rs(v);
+    int failed = 0;
     for (uint32_t i = 0; i < v->j->calls && !failed; i++) {
         for (uint32_t g = 0; g < v->n_groups && !failed; g++, call++)
             failed = begin_scatter(v, g, call, ENGINE_ALL, &c[g]) || end_scatter(v, g, &c[g]);
@@ -387,6 +384,15 @@ static int rs_rank(threads_rank *rank)
         if (!failed)
             failed = split_scatters(v, &call, c);
     }
+    return failed;
+}
+
+static int rs_rank(threads_rank *rank)
+{
+    rank_env env, *v = &env;
+    int failed = env_open(v, rank->context, rank->rank, threads_allgather, rank);
+    if (!failed)
+        failed = bind_ag(v) || bind_rs(v) || scatter_all(v);
     if (!failed && engine_sync(v->e) != TIDE_OK)
         failed = 1;
     env_close(v);
@@ -472,7 +478,7 @@ static int same_belongings(const belongings *before)
 
 /* ---- failures: what each rank does, as a thread or as a process ---------------------------------------------------- */
 
-enum role { ROLE_GATHER, ROLE_KILLED, ROLE_LATE, ROLE_ABORT, ROLE_MISMATCH, ROLE_FORK, ROLE_EXIT };
+enum role { ROLE_GATHER, ROLE_KILLED, ROLE_LATE, ROLE_ABORT, ROLE_MISMATCH, ROLE_FORK, ROLE_EXIT, ROLE_SCATTER, ROLE_KILLED_SCATTER };
 enum { VICTIM = 1 };
 
 static int one_gather(rank_env *v, uint32_t g, uint64_t call)
@@ -503,6 +509,21 @@ static int check_failed(rank_env *v, int code, uint64_t call)
     return 0;
 }
 
+static int one_scatter(rank_env *v, uint32_t g, uint64_t call)
+{
+    static _Thread_local float out[4096];
+    static const char zeros[65536];
+    const void *args[MAX_PARAMS + 1];
+    engine_args run = {args, v->plan->groups[g].geo.n_params + 1, 1.0f, 0, call};
+    int status;
+
+    for (uint32_t p = 0; p < run.n_args - 1; p++)
+        args[p] = zeros;
+    args[run.n_args - 1] = out;
+    status = engine_run(v->e, v->rs[g], ENGINE_ALL, &run, NULL);
+    return status == TIDE_OK ? engine_wait(v->e, g, EVENT_DONE, NULL) : status;
+}
+
 static int fail_as(rank_env *v, enum role role)
 {
     tide_failure f = TIDE_FAILURE_INIT;
@@ -511,7 +532,7 @@ static int fail_as(rank_env *v, enum role role)
 
     for (; call <= 5; call++)
         CHECK(one_gather(v, (uint32_t)call % v->n_groups, call) == TIDE_OK);
-    if (role != ROLE_KILLED) /* a failure ends earlier calls of others as well: these are done */
+    if (role != ROLE_KILLED && role != ROLE_KILLED_SCATTER) /* a failure ends earlier calls of others as well: these are done */
         CHECK(fab_agree(&v->open, TIDE_OK) == TIDE_OK);
     switch (role) {
     case ROLE_KILLED: /* the parent kills the victim while everybody gathers */
@@ -522,6 +543,13 @@ static int fail_as(rank_env *v, enum role role)
         CHECK(f.peer == VICTIM && f.rank == v->open.rank);
         CHECK(f.call == call || f.call == 0 || f.call + 1 == call);
         CHECK(f.call == 0 || strncmp(f.phase, "all_gather", 10) == 0);
+        return check_failed(v, TIDE_ERR_PEER_DEAD, call);
+    case ROLE_KILLED_SCATTER:
+        while ((status = one_scatter(v, (uint32_t)call % v->n_groups, call)) == TIDE_OK)
+            call++;
+        CHECK(status == TIDE_ERR_PEER_DEAD && engine_failure(v->device, &f) == TIDE_ERR_PEER_DEAD);
+        CHECK(f.peer == VICTIM && f.rank == v->open.rank);
+        CHECK(f.call == 0 || ((f.call == call || f.call + 1 == call) && strncmp(f.phase, "reduce_scatter", 14) == 0));
         return check_failed(v, TIDE_ERR_PEER_DEAD, call);
     case ROLE_EXIT: /* the victim's process ends while the others wait in a call */
         if (victim) {
@@ -586,6 +614,8 @@ static int fail_as(rank_env *v, enum role role)
             CHECK(one_gather(v, (uint32_t)call % v->n_groups, call) == TIDE_OK);
         return 0;
     }
+    case ROLE_SCATTER:
+        return scatter_all(v);
     default:
         return gather_all(v, call);
     }
@@ -599,7 +629,7 @@ static int fail_thread(threads_rank *rank)
     rank_env env, *v = &env;
     int failed = env_open(v, &t->j, rank->rank, threads_allgather, rank);
     if (!failed)
-        failed = bind_ag(v);
+        failed = bind_ag(v) || bind_rs(v);
     if (!failed)
         failed = fail_as(v, t->role);
     env_close(v);
@@ -652,7 +682,7 @@ static int process_main(char **argument)
     before = take_stock();
     failed = env_open(v, &j, rank, tide_bootstrap_allgather, b);
     if (!failed)
-        failed = bind_ag(v);
+        failed = bind_ag(v) || bind_rs(v);
     if (!failed) {
         if (rank == 0 && write(STDOUT_FILENO, "r", 1) != 1) /* the parent may begin to kill */
             failed = 1;
@@ -694,7 +724,7 @@ static void run_processes(uint32_t nodes, uint32_t local, enum role role, int mu
         }
     }
     close(pipes[1]);
-    if (role == ROLE_KILLED) {
+    if (role == ROLE_KILLED || role == ROLE_KILLED_SCATTER) {
         assert_int_equal(read(pipes[0], &ready, 1), 1);
         usleep(30000);
         killed = tide_now_ns();
@@ -703,7 +733,7 @@ static void run_processes(uint32_t nodes, uint32_t local, enum role role, int mu
     for (uint32_t r = 0; r < n; r++) {
         int how;
         assert_int_equal(waitpid(pids[r], &how, 0), pids[r]);
-        if (role == ROLE_KILLED && r == VICTIM)
+        if ((role == ROLE_KILLED || role == ROLE_KILLED_SCATTER) && r == VICTIM)
             wrong += !WIFSIGNALED(how);
         else
             wrong += !WIFEXITED(how) || WEXITSTATUS(how) != 0;
@@ -722,11 +752,14 @@ static void test_processes(void **state)
     run_processes(2, 2, ROLE_GATHER, 0);
     run_processes(3, 1, ROLE_GATHER, 0);
     run_processes(2, 2, ROLE_FORK, 1);
+    run_processes(1, 3, ROLE_SCATTER, 1);
+    run_processes(2, 2, ROLE_SCATTER, 0);
+    run_processes(3, 1, ROLE_SCATTER, 0);
 }
 
 static void test_failures_processes(void **state)
 {
-    const enum role roles[] = {ROLE_KILLED, ROLE_EXIT, ROLE_LATE, ROLE_ABORT, ROLE_MISMATCH};
+    const enum role roles[] = {ROLE_KILLED, ROLE_KILLED_SCATTER, ROLE_EXIT, ROLE_LATE, ROLE_ABORT, ROLE_MISMATCH};
     (void)state;
     for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
         run_processes(1, 4, roles[i], 1);
@@ -849,6 +882,98 @@ static void test_seeds(void **state)
     }
 }
 
+/* More workers a rank, and many ranks. */
+static void test_workers(void **state)
+{
+    (void)state;
+    for (int workers = 2; workers <= 3; workers++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", workers);
+        setenv("TIDE_HOST_WORKERS", text, 1);
+        for (uint32_t nodes = 1; nodes <= 3; nodes += 2) {
+            job j = base_job(nodes, 2);
+            j.options.multicast = workers & 1;
+            j.options.chunk = 16;
+            j.seed = (uint64_t)workers;
+            assert_int_equal(threads_run(nodes * 2, ag_rank, &j), 0);
+            assert_int_equal(threads_run(nodes * 2, rs_rank, &j), 0);
+        }
+    }
+    unsetenv("TIDE_HOST_WORKERS");
+}
+
+static void test_many_ranks(void **state)
+{
+    const uint32_t shapes[][2] = {{1, 24}, {24, 1}, {8, 4}};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        job j = base_job(shapes[i][0], shapes[i][1]);
+        j.calls = 1;
+        j.options.multicast = i == 2;
+        assert_int_equal(threads_run(j.nodes * j.local, rs_rank, &j), 0);
+    }
+}
+
+/* A call after the other without a wait: the enqueuer sleeps when the ring of calls is full, and all come out right. */
+static int backlog_rank(threads_rank *rank)
+{
+    enum { CALLS = 40 };
+    rank_env env, *v = &env;
+    static scatter all[8][CALLS];
+    scatter *c = all[rank->rank];
+    int failed = env_open(v, rank->context, rank->rank, threads_allgather, rank);
+
+    if (!failed)
+        failed = bind_rs(v);
+    for (uint64_t i = 0; i < CALLS && !failed; i++)
+        failed = begin_scatter(v, (uint32_t)i % 2, i + 1, ENGINE_ALL, &c[i]);
+    for (uint64_t i = 0; i < CALLS && !failed; i++)
+        failed = end_scatter(v, (uint32_t)i % 2, &c[i]);
+    env_close(v);
+    return failed;
+}
+
+static void test_backlog(void **state)
+{
+    (void)state;
+    for (uint32_t nodes = 1; nodes <= 2; nodes++) {
+        job j = base_job(nodes, 2);
+        assert_int_equal(threads_run(nodes * 2, backlog_rank, &j), 0);
+    }
+}
+
+/* A rail that loses messages ends in a deadline, whatever the collective; never in wrong bytes or in a hang. */
+static int lossy_rank(threads_rank *rank)
+{
+    thread_job *t = rank->context;
+    rank_env env, *v = &env;
+    tide_failure f = TIDE_FAILURE_INIT;
+    int failed = env_open(v, &t->j, rank->rank, threads_allgather, rank), status = TIDE_OK;
+
+    if (!failed)
+        failed = bind_ag(v) || bind_rs(v);
+    for (uint64_t call = 1; call < 2000 && !failed && status == TIDE_OK; call++)
+        status = call % 2 ? one_gather(v, 0, call) : one_scatter(v, 0, call);
+    if (!failed) {
+        CHECK(status == TIDE_ERR_DEADLINE && engine_failure(v->device, &f) == TIDE_ERR_DEADLINE);
+        CHECK(f.peer >= 0 && f.call > 0);
+    }
+    env_close(v);
+    return failed;
+}
+
+static void test_lossy_rail(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        thread_job t = {.j = base_job(3, 2)};
+        t.j.seed = seed;
+        t.j.drop = 2000;
+        t.j.options.deadline_ms = 150;
+        assert_int_equal(threads_run(6, lossy_rank, &t), 0);
+    }
+}
+
 int main(int n_arguments, char **arguments)
 {
     const struct CMUnitTest tests[] = {
@@ -857,6 +982,10 @@ int main(int n_arguments, char **arguments)
         cmocka_unit_test(test_scatter_one_node),
         cmocka_unit_test(test_scatter_nodes),
         cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_workers),
+        cmocka_unit_test(test_many_ranks),
+        cmocka_unit_test(test_backlog),
+        cmocka_unit_test(test_lossy_rail),
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_failures_threads),
         cmocka_unit_test(test_failures_processes),
