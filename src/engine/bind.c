@@ -1,11 +1,12 @@
 /*
- * bind.c - resolves a schedule once: addresses to pointers, events to objects, waits to words. What comes out needs neither the
- * schedule nor the plan to run. Nothing here trusts the schedule: what does not fit is an error that names the op.
+ * bind.c - resolves a schedule once: addresses to pointers, events to objects, waits to words. What comes out needs
+ * neither the schedule nor the plan to run. Nothing here trusts the schedule: what does not fit is an error that names
+ * the op.
  */
 #include "engine/state.h"
 
-/* Items that the bound program needs; a region written or summed "on all local ranks" becomes one item a rank where it is not one
- * memory. */
+/* Items that the bound program needs; a region written or summed "on all local ranks" becomes one item a rank where it
+ * is not one memory. */
 typedef struct sizes {
     uint64_t copies, runs, reduces, segments, sources, puts, posts, rail_posts;
 } sizes;
@@ -159,11 +160,11 @@ static int bind_copy(binder *b, const op *o, bound_op *out)
             for (uint32_t k = 0; k < n; k++) {
                 fab_run *run = &b->p->runs[b->used.runs++];
                 int64_t rank = r->dst.who == WHO_NODE ? (int64_t)(b->e->node * b->e->local + k) : r->dst.who;
-                int status = resolve(b, &r->src, parity, r->src.who, extent_of(r->rows, r->src_pitch, r->width * item_bytes(o->src_dtype)),
-                                     &run->src);
+                int status = resolve(b, &r->src, parity, r->src.who,
+                                     extent_of(r->rows, r->src_pitch, r->width * item_bytes(o->src_dtype)), &run->src);
                 if (status == TIDE_OK)
-                    status = resolve(b, &r->dst, parity, rank, extent_of(r->rows, r->dst_pitch, r->width * item_bytes(o->dst_dtype)),
-                                     &run->dst);
+                    status = resolve(b, &r->dst, parity, rank,
+                                     extent_of(r->rows, r->dst_pitch, r->width * item_bytes(o->dst_dtype)), &run->dst);
                 if (status != TIDE_OK)
                     return status;
                 if (run->dst.zero)
@@ -191,10 +192,12 @@ static int bind_sources(binder *b, const op_segment *g, uint32_t parity)
         for (uint32_t i = 0; i < set->count; i++) {
             fab_source *source = &b->p->sources[b->used.sources++];
             op_addr at = set->at;
-            int64_t rank = at.who == WHO_NODE ? (int64_t)(b->e->node * b->e->local + i) : (int64_t)at.who + (int64_t)i * set->rank_step;
+            int64_t rank = at.who == WHO_NODE ? (int64_t)(b->e->node * b->e->local + i)
+                                              : (int64_t)at.who + (int64_t)i * set->rank_step;
             int status;
             at.offset += i * set->step;
-            status = resolve(b, &at, parity, rank, extent_of(g->rows, set->row_pitch, g->elems * item_bytes(set->dtype)), &source->at);
+            status = resolve(b, &at, parity, rank,
+                             extent_of(g->rows, set->row_pitch, g->elems * item_bytes(set->dtype)), &source->at);
             if (status != TIDE_OK)
                 return status;
             if (source->at.zero)
@@ -221,7 +224,8 @@ static int bind_reduce(binder *b, const op *o, bound_op *out)
             const op_segment *g = &b->s->segments[i];
             fab_segment *segment = &b->p->segments[b->used.segments++];
             uint64_t first = b->used.sources;
-            int status = resolve(b, &g->dst, parity, g->dst.who, extent_of(g->rows, g->dst_pitch, g->elems * sizeof(float)), &segment->dst);
+            int status = resolve(b, &g->dst, parity, g->dst.who,
+                                 extent_of(g->rows, g->dst_pitch, g->elems * sizeof(float)), &segment->dst);
             if (status == TIDE_OK && segment->dst.zero)
                 status = bad(b, "a fill as destination");
             if (status == TIDE_OK)
@@ -285,7 +289,8 @@ static int bind_posts(binder *b, const op *o, bound_op *out)
             const op_post *post = &b->s->posts[i];
             if (!on_rail(e, post->rank, post->ctx, post->sig))
                 return bad(b, "a post outside the rail");
-            p->rail_posts[b->used.rail_posts++] = (fab_rail_post){(uint32_t)post->rank, post->ctx, post->sig, post->count};
+            p->rail_posts[b->used.rail_posts++] =
+                (fab_rail_post){(uint32_t)post->rank, post->ctx, post->sig, post->count};
             /* data carries the tag of the sender's call; a credit or a go may be a call ahead */
             if (o->kind == OP_WAIT && (post->sig == SIG_HEAD || post->sig == SIG_TAIL))
                 out->flags |= OP_CHECK_TAG;
@@ -396,8 +401,8 @@ static int allocate(binder *b, const sizes *n)
     p->puts = tide_calloc(n->puts, sizeof *p->puts);
     p->posts = tide_calloc(n->posts, sizeof *p->posts);
     p->rail_posts = tide_calloc(n->rail_posts, sizeof *p->rail_posts);
-    if (!p->ops || !p->arg_used || !p->call_events || !p->steps || !p->copies || !p->runs || !p->reduces || !p->segments ||
-        !p->sources || !p->puts || !p->posts || !p->rail_posts)
+    if (!p->ops || !p->arg_used || !p->call_events || !p->steps || !p->copies || !p->runs || !p->reduces ||
+        !p->segments || !p->sources || !p->puts || !p->posts || !p->rail_posts)
         return TIDE_ERR_MEMORY;
     for (uint32_t i = 0; i < s->n_call_events; i++) {
         int status = b->e->device->verbs->event_create(b->e->queue, &p->call_events[i]);
@@ -416,8 +421,14 @@ static int bind_ops(binder *b)
     for (b->op = 0; b->op < s->n_ops && status == TIDE_OK; b->op++) {
         const op *o = &s->ops[b->op];
         bound_op *out = &b->p->ops[b->op];
-        *out = (bound_op){.kind = o->kind, .scope = o->scope, .flags = o->flags, .which = o->which, .stream = o->stream, .n = o->count,
-                          .delta = o->delta, .where = {op_phase_name(o->phase), b->op}};
+        *out = (bound_op){.kind = o->kind,
+                          .scope = o->scope,
+                          .flags = o->flags,
+                          .which = o->which,
+                          .stream = o->stream,
+                          .n = o->count,
+                          .delta = o->delta,
+                          .where = {op_phase_name(o->phase), b->op}};
         out->rail = b->e->rail[s->kind == SCHEDULE_AG ? LANE_AG : LANE_RS];
         switch (o->kind) {
         case OP_COPY:
@@ -465,8 +476,10 @@ int engine_bind(engine *e, const schedule *s, engine_program **out)
     *out = NULL;
     if (status != TIDE_OK)
         return status;
-    if (s->rank != e->rank || s->nodes != e->nodes || s->local != e->local || s->group >= e->events.n_groups || s->n_read > s->n_ops)
-        return tide_fail(TIDE_ERR_ARGUMENT, "schedule: rank %u of %u x %u, group %u, expected rank %u of %u x %u, group below %u", s->rank,
+    if (s->rank != e->rank || s->nodes != e->nodes || s->local != e->local || s->group >= e->events.n_groups ||
+        s->n_read > s->n_ops)
+        return tide_fail(TIDE_ERR_ARGUMENT,
+                         "schedule: rank %u of %u x %u, group %u, expected rank %u of %u x %u, group below %u", s->rank,
                          s->nodes, s->local, s->group, e->rank, e->nodes, e->local, e->events.n_groups);
     if (!(b.p = tide_calloc(1, sizeof *b.p)))
         return TIDE_ERR_MEMORY;
@@ -485,7 +498,8 @@ int engine_bind(engine *e, const schedule *s, engine_program **out)
     for (uint32_t i = 0; i < s->n_steps && status == TIDE_OK; i++) {
         b.p->steps[i] = s->steps[i];
         if (s->steps[i].resource >= e->ledger.n)
-            status = tide_fail(TIDE_ERR_INTERNAL, "schedule step %u: resource %u is not below %u", i, s->steps[i].resource, e->ledger.n);
+            status = tide_fail(TIDE_ERR_INTERNAL, "schedule step %u: resource %u is not below %u", i,
+                               s->steps[i].resource, e->ledger.n);
     }
     if (status == TIDE_OK)
         status = bind_ops(&b);
@@ -522,7 +536,8 @@ void engine_program_free(engine_program *p)
     tide_free(p);
 }
 
-/* What is queued may still refer to a program, so it is freed when nothing is: at the next complete sync, or with the engine. */
+/* What is queued may still refer to a program, so it is freed when nothing is: at the next complete sync, or with the
+ * engine. */
 void engine_unbind(engine_program *p)
 {
     if (p)

@@ -103,7 +103,7 @@ static void events_clear(engine *e)
         e->device->verbs->event_destroy(single[i]);
 }
 
-/* ---- create and destroy ------------------------------------------------------------------------------ */
+/* ---- create and destroy ---------------------------------------------------------------------- */
 
 static int create_rails(engine *e)
 {
@@ -160,11 +160,14 @@ int engine_create(fab_device *device, const tide_plan *plan, engine **out)
     peers = tide_calloc(device->n_ranks, 1);
     if (!e || !peers)
         status = TIDE_ERR_MEMORY;
-    else if ((uint64_t)plan->topology.nodes * plan->topology.local != device->n_ranks || plan->topology.local != device->node_size)
-        status = tide_fail(TIDE_ERR_ARGUMENT, "plan: %u nodes x %u ranks, expected %u x %u as the device", plan->topology.nodes,
-                           plan->topology.local, device->n_ranks / device->node_size, device->node_size);
+    else if ((uint64_t)plan->topology.nodes * plan->topology.local != device->n_ranks ||
+             plan->topology.local != device->node_size)
+        status = tide_fail(TIDE_ERR_ARGUMENT, "plan: %u nodes x %u ranks, expected %u x %u as the device",
+                           plan->topology.nodes, plan->topology.local, device->n_ranks / device->node_size,
+                           device->node_size);
     else if (plan->options.multicast == 1 && !device->multicast)
-        status = tide_fail(TIDE_ERR_UNSUPPORTED, "multicast: 1, expected 0: fabric %s cannot share a landing", device->name);
+        status =
+            tide_fail(TIDE_ERR_UNSUPPORTED, "multicast: 1, expected 0: fabric %s cannot share a landing", device->name);
     if (status == TIDE_OK) {
         e->device = device;
         e->plan = plan;
@@ -173,8 +176,8 @@ int engine_create(fab_device *device, const tide_plan *plan, engine **out)
         e->nodes = plan->topology.nodes;
         e->node = e->rank / e->local;
         e->local_rank = e->rank % e->local;
-        /* An outbox bank holds a call's sums until they are sent: with two banks two calls can have read. A partial outbox is read
-         * into during the network phase. One node sends nothing. */
+        /* An outbox bank holds a call's sums until they are sent: with two banks two calls can have read. A partial
+         * outbox is read into during the network phase. One node sends nothing. */
         e->max_pending = e->nodes == 1 ? MAX_PENDING : plan->rs.n_out < plan->rs.n_blocks ? 1 : 2;
         for (uint32_t r = 0; r < device->n_ranks; r++)
             peers[r] = engine_same_node(e, r) || engine_same_rail(e, r);
@@ -243,7 +246,7 @@ void engine_destroy(engine *e)
     tide_free(e);
 }
 
-/* ---- views ------------------------------------------------------------------------------------------------ */
+/* ---- views ----------------------------------------------------------------------------------- */
 
 engine_view *engine_view_take(engine *e)
 {

@@ -12,10 +12,11 @@
 typedef struct engine engine;
 typedef struct engine_program engine_program; /* a schedule bound to this engine's addresses */
 
-/* C  Allocates this rank's arenas as tide_plan_bytes promises, exchanges handles, maps the peers it addresses, zeroes counters and
- * inbox. All or none; the same error on all ranks. `plan` must outlive the engine. */
+/* C  Allocates this rank's arenas as tide_plan_bytes promises, exchanges handles, maps the peers it addresses, zeroes
+ * counters and inbox. All or none; the same error on all ranks. `plan` must outlive the engine. */
 int engine_create(fab_device *device, const tide_plan *plan, engine **out);
-/* Waits for nothing: the caller has synced or the device has failed. Arena memory stays while views live. NULL is fine. */
+/* Waits for nothing: the caller has synced or the device has failed. Arena memory stays while views live. NULL is fine.
+ */
 void engine_destroy(engine *e);
 
 /* Own address of {region, bank} + offset; for a landing shared by the node, the shared one. */
@@ -39,12 +40,14 @@ typedef struct engine_args {
     int accumulate;
     uint64_t call; /* number of the collective, for messages */
 } engine_args;
-/* E  Enqueues the part's ops; validates everything before the first op; allocates nothing; never waits for a peer. IN (and GATE for
- * the NET part) is "this point of `stream`". The RS call parity advances with each READ; READ and NET pair up in order. */
+/* E  Enqueues the part's ops; validates everything before the first op; allocates nothing; never waits for a peer. IN
+ * (and GATE for the NET part) is "this point of `stream`". The RS call parity advances with each READ; READ and NET
+ * pair up in order. */
 int engine_run(engine *e, engine_program *p, int part, const engine_args *args, void *stream);
 /* Records EXTERN FREE of a landing slot at this point of `stream`. */
 int engine_free_slot(engine *e, uint32_t slot, void *stream);
-/* `stream` (host: the caller) waits for the latest READY / READ_DONE / DONE (op_extern_event) of `group`; no-op when none. */
+/* `stream` (host: the caller) waits for the latest READY / READ_DONE / DONE (op_extern_event) of `group`; no-op when
+ * none. */
 int engine_wait(engine *e, uint32_t group, int event, void *stream);
 /* All that was enqueued has completed. */
 int engine_sync(engine *e);

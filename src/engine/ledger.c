@@ -1,8 +1,8 @@
 /*
  * ledger.c - the running base of every counted resource.
  *
- * An op posts or awaits base[resource] + delta; once a call that owns steps is enqueued, base += step. So a group skipped by all
- * ranks leaves no trace, and no epoch has to be agreed on.
+ * An op posts or awaits base[resource] + delta; once a call that owns steps is enqueued, base += step. So a group
+ * skipped by all ranks leaves no trace, and no epoch has to be agreed on.
  */
 #include "engine/state.h"
 

@@ -21,7 +21,8 @@ static int run_op(engine *e, const bound_op *o, fab_call *call, uint32_t parity,
     case OP_WAIT:
         if (o->scope == SCOPE_RAIL)
             return rail->wait(o->rail, o->stream, call, list, o->n, o->flags & OP_CHECK_TAG, &o->where);
-        return verbs->wait(e->queue, o->stream, call, list, o->n, base[o->resource] + o->delta, o->flags & OP_CHECK_TAG, &o->where);
+        return verbs->wait(e->queue, o->stream, call, list, o->n, base[o->resource] + o->delta, o->flags & OP_CHECK_TAG,
+                           &o->where);
     case OP_RECORD:
         return verbs->record(e->queue, o->stream, o->event[parity]);
     default:
@@ -41,7 +42,8 @@ static int run_ops(engine *e, const engine_program *p, uint32_t first, uint32_t 
 static int check_args(const engine_program *p, const engine_args *args)
 {
     if (!args || args->n_args != p->n_args || (p->n_args && !args->args))
-        return tide_fail(TIDE_ERR_ARGUMENT, "args: %u pointers, expected %u", args && args->args ? args->n_args : 0, p->n_args);
+        return tide_fail(TIDE_ERR_ARGUMENT, "args: %u pointers, expected %u", args && args->args ? args->n_args : 0,
+                         p->n_args);
     for (uint32_t i = 0; i < p->n_args; i++)
         if (p->arg_used[i] && !args->args[i])
             return tide_fail(TIDE_ERR_ARGUMENT, "args[%u]: NULL, expected a pointer", i);
@@ -75,15 +77,18 @@ int engine_run(engine *e, engine_program *p, int part, const engine_args *args, 
     if (status != TIDE_OK)
         return status;
     if (part < ENGINE_ALL || part > ENGINE_NET || (p->kind != SCHEDULE_RS && part != ENGINE_ALL))
-        return tide_fail(TIDE_ERR_ARGUMENT, "part: %d, expected %s", part, p->kind != SCHEDULE_RS ? "ENGINE_ALL" : "an engine_part");
+        return tide_fail(TIDE_ERR_ARGUMENT, "part: %d, expected %s", part,
+                         p->kind != SCHEDULE_RS ? "ENGINE_ALL" : "an engine_part");
     if (part != ENGINE_NET && (status = check_args(p, args)) != TIDE_OK)
         return status;
     if (part == ENGINE_READ && e->n_pending == e->max_pending)
-        return tide_fail(TIDE_ERR_STATE, "part: READ, but %u network phases are still to be enqueued, expected fewer", e->n_pending);
+        return tide_fail(TIDE_ERR_STATE, "part: READ, but %u network phases are still to be enqueued, expected fewer",
+                         e->n_pending);
     if (part == ENGINE_NET && (e->n_pending == 0 || e->pending[e->first_pending].program != p))
         return tide_fail(TIDE_ERR_STATE, "part: NET, expected it in the order of the READs, one for each");
     if (part == ENGINE_ALL && p->kind == SCHEDULE_RS && e->n_pending != 0)
-        return tide_fail(TIDE_ERR_STATE, "part: ALL, but %u network phases are still to be enqueued, expected none", e->n_pending);
+        return tide_fail(TIDE_ERR_STATE, "part: ALL, but %u network phases are still to be enqueued, expected none",
+                         e->n_pending);
 
     if (part == ENGINE_NET) {
         status = verbs->failure(e->device, NULL);
@@ -130,9 +135,11 @@ int engine_wait(engine *e, uint32_t group, int event, void *stream)
     if (status != TIDE_OK)
         return status;
     if (group >= e->events.n_groups || event < EVENT_READY || event > EVENT_DONE)
-        return tide_fail(TIDE_ERR_ARGUMENT, "group %u, event %d: expected a group below %u and READY, READ_DONE or DONE", group, event,
+        return tide_fail(TIDE_ERR_ARGUMENT,
+                         "group %u, event %d: expected a group below %u and READY, READ_DONE or DONE", group, event,
                          e->events.n_groups);
-    return e->device->verbs->caller_wait(e->queue, e->events.group[3 * group + (uint32_t)(event - EVENT_READY)], stream);
+    return e->device->verbs->caller_wait(e->queue, e->events.group[3 * group + (uint32_t)(event - EVENT_READY)],
+                                         stream);
 }
 
 int engine_sync(engine *e)

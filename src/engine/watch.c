@@ -31,6 +31,7 @@ int engine_poison(engine *e, const engine_program *p, uint64_t call, int code)
     f.rank = e->rank;
     f.call = call;
     snprintf(f.phase, sizeof f.phase, "%s enqueue", p->kind == SCHEDULE_AG ? "all_gather" : "reduce_scatter");
-    snprintf(f.text, sizeof f.text, "rank %u could not enqueue call %llu: %.180s", e->rank, (unsigned long long)call, tide_last_error());
+    snprintf(f.text, sizeof f.text, "rank %u could not enqueue call %llu: %.180s", e->rank, (unsigned long long)call,
+             tide_last_error());
     return e->device->verbs->fail(e->device, &f);
 }

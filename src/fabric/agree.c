@@ -4,8 +4,8 @@
 
 #include "fabric/fabric.h"
 
-/* Works without the heap, so that a rank that is out of memory can still say so: the text of the failing rank travels in pieces
- * that fit a fixed buffer. */
+/* Works without the heap, so that a rank that is out of memory can still say so: the text of the failing rank travels
+ * in pieces that fit a fixed buffer. */
 int fab_agree(const fab_open *desc, int status)
 {
     enum { ROOM = 65536, TEXT = 256 };
@@ -38,10 +38,12 @@ int fab_agree(const fab_open *desc, int status)
 _Atomic int fab_forked_flag;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static int fork_status;
+static _Atomic int open_devices;
 
 static void mark_child(void)
 {
-    atomic_store_explicit(&fab_forked_flag, 1, memory_order_relaxed);
+    if (atomic_load_explicit(&open_devices, memory_order_relaxed) > 0)
+        atomic_store_explicit(&fab_forked_flag, 1, memory_order_relaxed);
 }
 
 static void register_fork(void)
@@ -54,5 +56,11 @@ int fab_fork_watch(void)
     pthread_once(&fork_once, register_fork);
     if (fork_status != 0)
         return tide_fail(TIDE_ERR_SYSTEM, "pthread_atfork: %s", strerror(fork_status));
+    atomic_fetch_add(&open_devices, 1);
     return TIDE_OK;
+}
+
+void fab_fork_unwatch(void)
+{
+    atomic_fetch_sub(&open_devices, 1);
 }

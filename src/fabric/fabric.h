@@ -1,10 +1,10 @@
 /*
- * fabric.h - what a backend offers: a device (memory, streams, copies, sums, local signals) and a rail (puts and signals
- * between nodes). A fabric sees resolved pointers and words only; it never decides what moves where.
+ * fabric.h - what a backend offers: a device (memory, streams, copies, sums, local signals) and a rail (puts and
+ * signals between nodes). A fabric sees resolved pointers and words only; it never decides what moves where.
  *
- * Life of the objects: device > arena, queue > rail, event, calls. Verbs that enqueue are called by one thread at a time per
- * device, allocate nothing and never wait for a peer; they return TIDE_OK or the device's failure. `failure` and `fail` may be
- * called from any thread.
+ * Life of the objects: device > arena, queue > rail, event, calls. Verbs that enqueue are called by one thread at a
+ * time per device, allocate nothing and never wait for a peer; they return TIDE_OK or the device's failure. `failure`
+ * and `fail` may be called from any thread.
  */
 #ifndef TIDE_FABRIC_H
 #define TIDE_FABRIC_H
@@ -15,7 +15,7 @@
 
 typedef struct fab_device fab_device;
 typedef struct fab_queue fab_queue; /* a set of in-order streams, numbered from 0 */
-typedef struct fab_event fab_event; /* binds at enqueue: a join means the latest record enqueued before it; none: no wait */
+typedef struct fab_event fab_event; /* binds at enqueue: a join means the latest record before it; none: no wait */
 typedef struct fab_calls fab_calls; /* a bounded ring of calls in flight of one program */
 typedef struct fab_call fab_call;   /* one of them: arguments, alpha, accumulate, number, tag */
 typedef struct fab_rail fab_rail;
@@ -29,9 +29,15 @@ typedef struct fab_ptr {
 
 typedef struct fab_run { fab_ptr src, dst; uint64_t width, rows, src_pitch, dst_pitch; } fab_run; /* width in items */
 typedef struct fab_source { fab_ptr at; uint64_t row_pitch; uint32_t dtype, multimem; } fab_source;
-typedef struct fab_segment { fab_ptr dst; uint64_t dst_pitch, elems; uint32_t rows, first_source, n_sources; } fab_segment;
+typedef struct fab_segment {
+    fab_ptr dst;
+    uint64_t dst_pitch, elems;
+    uint32_t rows, first_source, n_sources;
+} fab_segment;
 
-/* ---- batches: what one enqueued op refers to. The caller keeps them alive and unchanged until its queue is destroyed. ------- */
+/* ---- batches: what one enqueued op refers to --------------------------------------------------- */
+
+/* The caller keeps them alive and unchanged until its queue is destroyed. */
 
 /* A cast when the dtypes differ, else bytes of one item each (TIDE_OPAQUE: item size 1). */
 typedef struct fab_copy {
@@ -40,8 +46,8 @@ typedef struct fab_copy {
     uint8_t src_dtype, dst_dtype;
 } fab_copy;
 
-/* Sum of sources first_source .. first_source + n_sources - 1 in this order, in fp32; the first one starts the sum; none: +0.
- * Not final: dst = sum. Final: dst = beta(dst) + alpha * sum, separate multiply and add. */
+/* Sum of sources first_source .. first_source + n_sources - 1 in this order, in fp32; the first one starts the sum;
+ * none: +0. Not final: dst = sum. Final: dst = beta(dst) + alpha * sum, separate multiply and add. */
 enum fab_beta { FAB_NOT_FINAL, FAB_BETA_ZERO, FAB_BETA_ONE, FAB_BETA_CALL };
 typedef struct fab_reduce {
     const fab_segment *segments;
@@ -50,9 +56,9 @@ typedef struct fab_reduce {
     int beta;
 } fab_reduce;
 
-/* Counters in the memory of the rank that waits, each written by one rank only. A local word has its own line and holds the value
- * last posted; a rail word counts the signals that arrived (what of it is consumed is the waiting fabric's own business). The tag
- * is that of the call that posted, stored before the value. */
+/* Counters in the memory of the rank that waits, each written by one rank only. A local word has its own line and holds
+ * the value last posted; a rail word counts the signals that arrived (what of it is consumed is the waiting fabric's
+ * own business). The tag is that of the call that posted, stored before the value. */
 typedef struct fab_word {
     _Atomic uint64_t value, tag;
     uint64_t unused[6];
@@ -69,9 +75,10 @@ typedef struct fab_rail_post { uint32_t peer; uint16_t ctx, sig; uint32_t count;
 /* Where a wait's failure is said to be. Static for the life of the queue. */
 typedef struct fab_where { const char *phase; uint32_t op; } fab_where;
 
-/* ---- arenas ------------------------------------------------------------------------------------------------------------------ */
+/* ---- arenas ---------------------------------------------------------------------------------- */
 
-/* One allocation of this rank and mappings of those of the peers. base[r]: rank r's memory here, NULL when not mapped. */
+/* One allocation of this rank and mappings of those of the peers. base[r]: rank r's memory here, NULL when not mapped.
+ */
 typedef struct fab_arena {
     void **base;
     uint64_t bytes;     /* requested */
@@ -86,7 +93,7 @@ typedef struct fab_call_desc {
     uint64_t number, tag;
 } fab_call_desc;
 
-/* ---- device --------------------------------------------------------------------------------------------------------------------- */
+/* ---- device ---------------------------------------------------------------------------------- */
 
 typedef struct fab_rail_desc {
     uint32_t nodes, node;   /* M and this rank's node */
@@ -103,16 +110,18 @@ static inline uint64_t fab_rail_index(uint32_t node, uint32_t n_ctx, uint32_t n_
 typedef struct fab_device_verbs {
     /* C  fab_agree among the ranks of the device. */
     int (*agree)(fab_device *d, int status);
-    /* C  Allocates `bytes` zeroed bytes, maps those of every rank r with peers[r] != 0 (a symmetric relation). All or none. */
+    /* C  Allocates `bytes` zeroed bytes, maps those of every rank r with peers[r] != 0 (a symmetric relation). All or
+     * none. */
     int (*arena_create)(fab_device *d, uint64_t bytes, const uint8_t *peers, fab_arena **out);
-    /* References. `hold` and `drop` from any thread, also after close. `trim` unmaps all but this rank's memory and `keep`'s. */
+    /* References. `hold` and `drop` from any thread, also after close. `trim` unmaps all but this rank's memory and
+     * `keep`'s. */
     void (*arena_hold)(fab_arena *a);
     void (*arena_drop)(fab_arena *a);
     void (*arena_trim)(fab_arena *a, uint32_t keep);
 
     int (*queue_create)(fab_device *d, uint32_t n_streams, fab_queue **out);
-    /* stop: nothing runs any more once it returns; what is still queued is dropped. destroy: after a stop, and after the rails, events
-     * and calls of the queue are gone. */
+    /* stop: nothing runs any more once it returns; what is still queued is dropped. destroy: after a stop, and after
+     * the rails, events and calls of the queue are gone. */
     void (*queue_stop)(fab_queue *q);
     void (*queue_destroy)(fab_queue *q);
     int (*event_create)(fab_queue *q, fab_event **out);
@@ -121,8 +130,9 @@ typedef struct fab_device_verbs {
     int (*calls_create)(fab_queue *q, uint32_t n_args, const uint32_t *ops, fab_calls **out);
     void (*calls_destroy)(fab_calls *c);
 
-    /* A call's arguments enter the ring (at least 8 calls); when it is full, sleeps until the oldest call has finished (TIDE_ERR_STATE when that one
-     * is still held). `call_submit` lets the streams run; hold != 0: a later part of the same call follows. */
+    /* A call's arguments enter the ring (at least 8 calls); when it is full, sleeps until the oldest call has finished
+     * (TIDE_ERR_STATE when that one is still held). `call_submit` lets the streams run; hold != 0: a later part of the
+     * same call follows. */
     int (*call_begin)(fab_calls *c, const fab_call_desc *desc, fab_call **out);
     void (*call_submit)(fab_call *call, int hold);
 
@@ -131,33 +141,36 @@ typedef struct fab_device_verbs {
     /* Stores {value, the call's tag} in n words of local ranks, after all that the stream did before. */
     int (*signal)(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value);
     /* Until n words are >= value. check: a word that equals value must carry the call's tag, else TIDE_ERR_MISMATCH. */
-    int (*wait)(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value, int check,
-                const fab_where *where);
+    int (*wait)(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value,
+                int check, const fab_where *where);
     int (*record)(fab_queue *q, uint32_t stream, fab_event *e);
     int (*join)(fab_queue *q, uint32_t stream, fab_event *e);
 
-    /* The caller's stream (host: the calling thread): records e at this point of it; makes it wait for e's latest record. */
+    /* The caller's stream (host: the calling thread): records e at this point of it; makes it wait for e's latest
+     * record. */
     int (*caller_record)(fab_queue *q, fab_event *e, void *stream);
     int (*caller_wait)(fab_queue *q, fab_event *e, void *stream);
     int (*sync)(fab_queue *q);
 
-    /* Returns out->code (out may be NULL). `fail` records a failure unless there is one, ends every wait and tells all ranks. */
+    /* Returns out->code (out may be NULL). `fail` records a failure unless there is one, ends every wait and tells all
+     * ranks. */
     int (*failure)(fab_device *d, tide_failure *out);
     int (*fail)(fab_device *d, const tide_failure *failure);
     /* After all queues and arenas. Waits for no peer. */
     void (*close)(fab_device *d);
 } fab_device_verbs;
 
-/* ---- rail: puts and signals between the ranks with one local index -------------------------------------------------------------- */
+/* ---- rail: puts and signals between the ranks with one local index --------------------------- */
 
 typedef struct fab_rail_verbs {
     int (*create)(fab_queue *q, const fab_rail_desc *desc, fab_rail **out);
     void (*destroy)(fab_rail *r);
-    /* Each transfer delivers its bytes, then one signal (ctx, sig) to its peer. Complete when the sources may be written again. */
+    /* Each transfer delivers its bytes, then one signal (ctx, sig) to its peer. Complete when the sources may be
+     * written again. */
     int (*put)(fab_rail *r, uint32_t stream, fab_call *call, const fab_put *puts, uint32_t n);
     int (*signal)(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n);
-    /* Until `count` further signals of each (peer, ctx, sig) are there; consumes them. check: as in the local wait, where a fabric
-     * carries tags. */
+    /* Until `count` further signals of each (peer, ctx, sig) are there; consumes them. check: as in the local wait,
+     * where a fabric carries tags. */
     int (*wait)(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n, int check,
                 const fab_where *where);
 } fab_rail_verbs;
@@ -181,33 +194,37 @@ typedef struct fab_open {
 } fab_open;
 int fab_host_open(const fab_open *desc, fab_device **out);
 
-/* ---- set-up helpers ----------------------------------------------------------------------------------------------------------------- */
+/* ---- set-up helpers -------------------------------------------------------------------------- */
 
-/* Every rank's contribution `status` is exchanged; returns TIDE_OK only if all are OK, else the lowest failing rank's code and
- * text on all ranks alike. The building block of "all or none". */
+/* Every rank's contribution `status` is exchanged; returns TIDE_OK only if all are OK, else the lowest failing rank's
+ * code and text on all ranks alike. The building block of "all or none". */
 int fab_agree(const fab_open *desc, int status);
 
-/* C  Gives file descriptor `fd` to every rank r with peers[r] != 0 (a symmetric relation) and takes theirs: fds[r], owned by the
- * caller, -1 for the others; pids[r] (may be NULL) is the process that sent it, as the kernel says. Descriptors travel over abstract
- * Unix sockets between processes of one user. status: this rank's so far; when any rank's is not TIDE_OK all return the same error. */
+/* C  Gives file descriptor `fd` to every rank r with peers[r] != 0 (a symmetric relation) and takes theirs: fds[r],
+ * owned by the caller, -1 for the others; pids[r] (may be NULL) is the process that sent it, as the kernel says.
+ * Descriptors travel over abstract Unix sockets between processes of one user. status: this rank's so far; when any
+ * rank's is not TIDE_OK all return the same error. */
 int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers, int fd, int *fds, int64_t *pids);
 
-/* True in a process that was forked after the library had opened a device: its threads are gone, its arenas are the parent's. */
+/* True in a process that was forked while a device was open: its threads are gone, its arenas are the parent's. */
 extern _Atomic int fab_forked_flag;
-int fab_fork_watch(void); /* registers the handler once */
+int fab_fork_watch(void); /* a device is being opened; registers the handler once */
+void fab_fork_unwatch(void);
 static inline int fab_check_fork(void)
 {
     if (atomic_load_explicit(&fab_forked_flag, memory_order_relaxed))
-        return tide_fail(TIDE_ERR_FORKED, "process: forked after a communicator was opened, expected the process that opened it");
+        return tide_fail(TIDE_ERR_FORKED,
+                         "process: forked after a communicator was opened, expected the process that opened it");
     return TIDE_OK;
 }
 
-/* ---- the host device's own switches, for tests ----------------------------------------------------------------------------------------- */
+/* ---- the host device's own switches, for tests ----------------------------------------------- */
 
 /* Among streams that can run, choose by this seed instead of in turn; 0: in turn. */
 void fab_host_set_seed(fab_device *d, uint64_t seed);
 
-/* Faults of the rail, per transfer or signal. Probabilities in 1/65536. Order is kept per (peer, context) unless shuffle is set. */
+/* Faults of the rail, per transfer or signal. Probabilities in 1/65536. Order is kept per (peer, context) unless
+ * shuffle is set. */
 typedef struct fab_inject {
     uint64_t seed;
     uint32_t delay_us; /* up to this much, drawn per message */

@@ -1,10 +1,10 @@
 /*
  * handles.c - file descriptors between ranks: SCM_RIGHTS over abstract Unix sockets.
  *
- * Every rank listens on a name that the kernel picks (nothing is left in a file system when a process dies) and pushes its
- * descriptor to each peer that wants it. A connect and a small send succeed as soon as the listener exists, so nobody has to
- * accept before everybody has sent: no order of the ranks can lock up. The receiver takes a message only from a process of its
- * own user that shows the token which the receiver gave out through the all-gather.
+ * Every rank listens on a name that the kernel picks (nothing is left in a file system when a process dies) and pushes
+ * its descriptor to each peer that wants it. A connect and a small send succeed as soon as the listener exists, so
+ * nobody has to accept before everybody has sent: no order of the ranks can lock up. The receiver takes a message only
+ * from a process of its own user that shows the token which the receiver gave out through the all-gather.
  */
 #include <errno.h>
 #include <poll.h>
@@ -52,7 +52,8 @@ static int listen_anywhere(card *c, uint32_t n_peers, int *out)
         return system_error("getsockname");
     c->name_bytes = (uint32_t)(bytes - offsetof(struct sockaddr_un, sun_path));
     if (c->name_bytes > sizeof c->name)
-        return tide_fail(TIDE_ERR_SYSTEM, "getsockname: a name of %u bytes, expected at most %zu", c->name_bytes, sizeof c->name);
+        return tide_fail(TIDE_ERR_SYSTEM, "getsockname: a name of %u bytes, expected at most %zu", c->name_bytes,
+                         sizeof c->name);
     memcpy(c->name, name.sun_path, c->name_bytes);
     if (getrandom(c->token, sizeof c->token, 0) != (ssize_t)sizeof c->token)
         return system_error("getrandom");
@@ -65,8 +66,8 @@ static int same_user(int s, struct ucred *cred)
     if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, cred, &bytes) != 0)
         return system_error("getsockopt SO_PEERCRED");
     if (cred->uid != geteuid())
-        return tide_fail(TIDE_ERR_SYSTEM, "peer process %d: user %u, expected user %u", (int)cred->pid, (unsigned)cred->uid,
-                         (unsigned)geteuid());
+        return tide_fail(TIDE_ERR_SYSTEM, "peer process %d: user %u, expected user %u", (int)cred->pid,
+                         (unsigned)cred->uid, (unsigned)geteuid());
     return TIDE_OK;
 }
 
@@ -76,7 +77,8 @@ static int send_parcel(const card *to, uint32_t rank, int fd)
     parcel p = {.token = {to->token[0], to->token[1]}, .rank = rank};
     struct iovec part = {&p, sizeof p};
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     struct cmsghdr *header;
     struct ucred cred;
     int status = TIDE_OK, s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -103,13 +105,15 @@ static int send_parcel(const card *to, uint32_t rank, int fd)
 }
 
 /* Takes one message. *from = n_ranks when a stranger knocked: the connection is dropped and the wait goes on. */
-static int take_parcel(int listener, const card *own, uint32_t n_ranks, int64_t deadline, uint32_t *from, int *fd, int64_t *pid)
+static int take_parcel(int listener, const card *own, uint32_t n_ranks, int64_t deadline, uint32_t *from, int *fd,
+                       int64_t *pid)
 {
     struct pollfd ready = {.fd = listener, .events = POLLIN};
     parcel p;
     struct iovec part = {&p, sizeof p};
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     struct timeval patience = {.tv_sec = 5};
     struct cmsghdr *header;
     struct ucred cred;
@@ -134,7 +138,8 @@ static int take_parcel(int listener, const card *own, uint32_t n_ranks, int64_t 
     if (got == (ssize_t)sizeof p && p.token[0] == own->token[0] && p.token[1] == own->token[1] && p.rank < n_ranks) {
         if (*fd < 0) { /* a genuine peer whose descriptor did not fit this process' table */
             close(s);
-            return tide_fail(TIDE_ERR_SYSTEM, "handle exchange: rank %u's descriptor did not arrive (too many open files?)", p.rank);
+            return tide_fail(TIDE_ERR_SYSTEM,
+                             "handle exchange: rank %u's descriptor did not arrive (too many open files?)", p.rank);
         }
         *from = p.rank;
         *pid = cred.pid;

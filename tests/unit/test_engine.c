@@ -1,6 +1,6 @@
 /*
- * The engine over the host fabric: real calls with ranks as threads and as processes, compared element by element with values that
- * every rank can compute for every other; and every way in which a call can fail.
+ * The engine over the host fabric: real calls with ranks as threads and as processes, compared element by element with
+ * values that every rank can compute for every other; and every way in which a call can fail.
  *
  * Processes are this program again with arguments, so that each is a fresh user of the library.
  */
@@ -88,8 +88,15 @@ static float get_item(const void *at, uint64_t i, int dtype)
 
 static job base_job(uint32_t nodes, uint32_t local)
 {
-    job j = {.nodes = nodes, .local = local, .calls = 3, .dtype = TIDE_BF16, .shard_dtype = TIDE_BF16, .grad_dtype = TIDE_BF16,
-             .input = TIDE_INPUT_ADOPTED, .dims = {{5, 16, 33, 1}, {64, 7}, {200, 3, 11}}, .options = TIDE_OPTIONS_INIT};
+    job j = {.nodes = nodes,
+             .local = local,
+             .calls = 3,
+             .dtype = TIDE_BF16,
+             .shard_dtype = TIDE_BF16,
+             .grad_dtype = TIDE_BF16,
+             .input = TIDE_INPUT_ADOPTED,
+             .dims = {{5, 16, 33, 1}, {64, 7}, {200, 3, 11}},
+             .options = TIDE_OPTIONS_INIT};
     j.options.multicast = 0;
     j.options.deadline_ms = 20000;
     return j;
@@ -170,7 +177,8 @@ static void fill_shard(rank_env *v, uint32_t g, uint32_t p, uint64_t call, void 
 {
     const geo_param *geo = &v->plan->groups[g].geo.params[p];
     for (uint64_t i = 0; i < geo->shard; i++)
-        put_item(at, i, v->plan->groups[g].geo.shard_dtype, value(call, g, p, full_index(geo, v->open.n_ranks, v->open.rank, i)));
+        put_item(at, i, v->plan->groups[g].geo.shard_dtype,
+                 value(call, g, p, full_index(geo, v->open.n_ranks, v->open.rank, i)));
 }
 
 static int check_landing(rank_env *v, uint32_t g, uint64_t call)
@@ -198,7 +206,8 @@ static int gather_all(rank_env *v, uint64_t first_call)
             for (uint32_t p = 0; p < pg->geo.n_params; p++) {
                 const geo_param *geo = &pg->geo.params[p];
                 if (v->j->input == TIDE_INPUT_ADOPTED) {
-                    fill_shard(v, g, p, call, engine_address(v->e, REGION_RESIDENT, 0, pg->resident + geo->offset * pg->geo.item));
+                    fill_shard(v, g, p, call,
+                               engine_address(v->e, REGION_RESIDENT, 0, pg->resident + geo->offset * pg->geo.item));
                 } else {
                     shards[p] = malloc(geo->shard * item + 1);
                     fill_shard(v, g, p, call, shards[p]);
@@ -269,7 +278,7 @@ static void test_gather_nodes(void **state)
 }
 
 
-/* ---- reduce-scatter ---------------------------------------------------------------------------------------------------- */
+/* ---- reduce-scatter -------------------------------------------------------------------------- */
 
 typedef struct scatter {
     void *grads[MAX_PARAMS];
@@ -437,7 +446,7 @@ static void test_scatter_nodes(void **state)
     }
 }
 
-/* ---- what is left behind ----------------------------------------------------------------------------------------- */
+/* ---- what is left behind --------------------------------------------------------------------- */
 
 typedef struct belongings { int fds, threads, maps; } belongings;
 
@@ -476,9 +485,19 @@ static int same_belongings(const belongings *before)
     return 0;
 }
 
-/* ---- failures: what each rank does, as a thread or as a process ---------------------------------------------------- */
+/* ---- failures: what each rank does, as a thread or as a process ------------------------------ */
 
-enum role { ROLE_GATHER, ROLE_KILLED, ROLE_LATE, ROLE_ABORT, ROLE_MISMATCH, ROLE_FORK, ROLE_EXIT, ROLE_SCATTER, ROLE_KILLED_SCATTER };
+enum role {
+    ROLE_GATHER,
+    ROLE_KILLED,
+    ROLE_LATE,
+    ROLE_ABORT,
+    ROLE_MISMATCH,
+    ROLE_FORK,
+    ROLE_EXIT,
+    ROLE_SCATTER,
+    ROLE_KILLED_SCATTER
+};
 enum { VICTIM = 1 };
 
 static int one_gather(rank_env *v, uint32_t g, uint64_t call)
@@ -532,7 +551,8 @@ static int fail_as(rank_env *v, enum role role)
 
     for (; call <= 5; call++)
         CHECK(one_gather(v, (uint32_t)call % v->n_groups, call) == TIDE_OK);
-    if (role != ROLE_KILLED && role != ROLE_KILLED_SCATTER) /* a failure ends earlier calls of others as well: these are done */
+    if (role != ROLE_KILLED &&
+        role != ROLE_KILLED_SCATTER) /* a failure ends earlier calls of others as well: these are done */
         CHECK(fab_agree(&v->open, TIDE_OK) == TIDE_OK);
     switch (role) {
     case ROLE_KILLED: /* the parent kills the victim while everybody gathers */
@@ -559,7 +579,8 @@ static int fail_as(rank_env *v, enum role role)
         CHECK(one_gather(v, 0, call) == TIDE_ERR_PEER_DEAD);
         CHECK(engine_failure(v->device, &f) == TIDE_ERR_PEER_DEAD);
         CHECK(f.peer == VICTIM && f.rank == v->open.rank);
-        CHECK((f.call == call && strncmp(f.phase, "all_gather", 10) == 0) || (f.call == 0 && strcmp(f.phase, "idle") == 0));
+        CHECK((f.call == call && strncmp(f.phase, "all_gather", 10) == 0) ||
+              (f.call == 0 && strcmp(f.phase, "idle") == 0));
         return check_failed(v, TIDE_ERR_PEER_DEAD, call);
     case ROLE_LATE: {
         int64_t begin = tide_now_ns(), took;
@@ -652,7 +673,7 @@ static void test_failures_threads(void **state)
     }
 }
 
-/* ---- processes ------------------------------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
 static void *no_work(void *argument)
 {
@@ -661,7 +682,8 @@ static void *no_work(void *argument)
 
 static int process_main(char **argument)
 {
-    uint32_t rank = (uint32_t)atoi(argument[2]), nodes = (uint32_t)atoi(argument[3]), local = (uint32_t)atoi(argument[4]);
+    uint32_t rank = (uint32_t)atoi(argument[2]), nodes = (uint32_t)atoi(argument[3]),
+             local = (uint32_t)atoi(argument[4]);
     enum role role = (enum role)atoi(argument[5]);
     job j = base_job(nodes, local);
     rank_env env, *v = &env;
@@ -719,7 +741,8 @@ static void run_processes(uint32_t nodes, uint32_t local, enum role role, int mu
             dup2(pipes[1], STDOUT_FILENO);
             close(pipes[0]);
             close(pipes[1]);
-            execl("/proc/self/exe", "test_engine", "--rank", text[0], text[1], text[2], text[3], text[4], path, (char *)NULL);
+            execl("/proc/self/exe", "test_engine", "--rank", text[0], text[1], text[2], text[3], text[4], path,
+                  (char *)NULL);
             _exit(127);
         }
     }
@@ -767,7 +790,7 @@ static void test_failures_processes(void **state)
     }
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct create_job { job j; int status[8]; char text[8][256]; } create_job;
 
@@ -779,8 +802,12 @@ static int create_thread(threads_rank *rank)
 
     memset(v, 0, sizeof *v);
     v->j = &c->j;
-    v->open = (fab_open){.rank = rank->rank, .n_ranks = rank->n_ranks, .node_size = c->j.local, .allgather = threads_allgather,
-                         .allgather_context = rank, .options = &c->j.options};
+    v->open = (fab_open){.rank = rank->rank,
+                         .n_ranks = rank->n_ranks,
+                         .node_size = c->j.local,
+                         .allgather = threads_allgather,
+                         .allgather_context = rank,
+                         .options = &c->j.options};
     status = fab_agree(&v->open, make_plan(v));
     if (status == TIDE_OK)
         status = fab_host_open(&v->open, &v->device);
@@ -844,7 +871,8 @@ static int memory_rank(threads_rank *rank)
     for (uint64_t call = 3; call < 40; call++)
         CHECK(one_gather(v, (uint32_t)call % v->n_groups, call) == TIDE_OK);
     CHECK(tide_alloc_count() == before);
-    CHECK(fab_agree(&v->open, TIDE_OK) == TIDE_OK); /* the count is the process': nobody allocates before all have read it */
+    CHECK(fab_agree(&v->open, TIDE_OK) ==
+          TIDE_OK); /* the count is the process': nobody allocates before all have read it */
     view = engine_view_take(v->e);
     CHECK(view && engine_views(v->e) == 1);
     data = engine_address(v->e, REGION_LANDING, 0, 0);

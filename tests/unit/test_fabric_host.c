@@ -1,5 +1,6 @@
 /*
- * The host device below the engine: fast kernels against their naive twins, agreement, the exchange of descriptors, streams and events.
+ * The host device below the engine: fast kernels against their naive twins, agreement, the exchange of descriptors,
+ * streams and events.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -16,7 +17,7 @@
 #include "../harness/threads.h"
 #include "fabric/host/host.h"
 
-/* ---- kernels ---------------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 static uint64_t random_state = 88172645463325252u;
 static uint32_t draw(uint32_t bound)
@@ -56,8 +57,12 @@ static void test_copy_kernels(void **state)
     for (int round = 0; round < 1000; round++) {
         int from = dtypes[draw(4)], to = from == TIDE_OPAQUE ? from : dtypes[draw(3)];
         uint32_t width = draw(300), rows = 1 + draw(5), off = draw(16), off2 = draw(16);
-        uint32_t src_item = from == TIDE_OPAQUE ? 1 : tide_dtype_bytes(from), dst_item = to == TIDE_OPAQUE ? 1 : tide_dtype_bytes(to);
-        fab_run run = {.src = at(src + off), .width = width, .rows = rows, .src_pitch = width * src_item + draw(2) * draw(9),
+        uint32_t src_item = from == TIDE_OPAQUE ? 1 : tide_dtype_bytes(from),
+                 dst_item = to == TIDE_OPAQUE ? 1 : tide_dtype_bytes(to);
+        fab_run run = {.src = at(src + off),
+                       .width = width,
+                       .rows = rows,
+                       .src_pitch = width * src_item + draw(2) * draw(9),
                        .dst_pitch = width * dst_item + draw(2) * draw(9)};
         fab_copy copy = {&run, 1, (uint8_t)from, (uint8_t)to};
         fill(src + off, SMALL - 16, from);
@@ -125,7 +130,8 @@ static void test_reduce_kernels(void **state)
         fab_source sources[MAX_SOURCES];
         fab_call call = {.alpha = (float)draw(7) / 3.0f - 1.0f, .accumulate = (int)draw(2)};
         uint32_t elems = draw(round % 10 ? 200 : 5000), rows = 1 + draw(3);
-        fab_segment segment = {.dst_pitch = elems * 4 + draw(2) * 12, .elems = elems, .rows = rows, .n_sources = draw(MAX_SOURCES + 1)};
+        fab_segment segment = {
+            .dst_pitch = elems * 4 + draw(2) * 12, .elems = elems, .rows = rows, .n_sources = draw(MAX_SOURCES + 1)};
         fab_reduce reduce = {&segment, sources, 1, (int)draw(4)};
         uint32_t off = draw(16);
         size_t used;
@@ -177,11 +183,15 @@ static void test_separate_multiply_and_add(void **state)
     assert_true(out == 0.0f && !signbit(out));
 }
 
-/* ---- agreement --------------------------------------------------------------------------------------------------- */
+/* ---- agreement ------------------------------------------------------------------------------- */
 
 static int agree_rank(threads_rank *rank)
 {
-    fab_open desc = {.rank = rank->rank, .n_ranks = rank->n_ranks, .node_size = 1, .allgather = threads_allgather, .allgather_context = rank};
+    fab_open desc = {.rank = rank->rank,
+                     .n_ranks = rank->n_ranks,
+                     .node_size = 1,
+                     .allgather = threads_allgather,
+                     .allgather_context = rank};
     int wrong = fab_agree(&desc, TIDE_OK) != TIDE_OK, status = TIDE_OK;
     if (rank->rank == 2)
         status = tide_fail(TIDE_ERR_UNSUPPORTED, "chunk: 7 is odd");
@@ -200,11 +210,15 @@ static void test_agree(void **state)
     assert_int_equal(threads_run(300, agree_rank, NULL), 0);
 }
 
-/* ---- descriptors ----------------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static int exchange_rank(threads_rank *rank)
 {
-    fab_open desc = {.rank = rank->rank, .n_ranks = rank->n_ranks, .node_size = 1, .allgather = threads_allgather, .allgather_context = rank};
+    fab_open desc = {.rank = rank->rank,
+                     .n_ranks = rank->n_ranks,
+                     .node_size = 1,
+                     .allgather = threads_allgather,
+                     .allgather_context = rank};
     uint8_t peers[6];
     int fds[6], pipes[2], wrong = 0;
     int64_t pids[6] = {0};
@@ -217,7 +231,8 @@ static int exchange_rank(threads_rank *rank)
     wrong |= fab_handles_exchange(&desc, TIDE_OK, peers, pipes[1], fds, pids) != TIDE_OK;
     for (uint32_t r = 0; r < rank->n_ranks && !wrong; r++) {
         wrong |= (fds[r] >= 0) != (peers[r] != 0);
-        wrong |= peers[r] && (pids[r] != getpid() || write(fds[r], &rank->rank, sizeof rank->rank) != sizeof rank->rank);
+        wrong |=
+            peers[r] && (pids[r] != getpid() || write(fds[r], &rank->rank, sizeof rank->rank) != sizeof rank->rank);
     }
     for (uint32_t r = 0; r < rank->n_ranks && !wrong; r++) { /* what each peer wrote into my pipe through its copy */
         uint32_t who;
@@ -232,8 +247,8 @@ static int exchange_rank(threads_rank *rank)
             close(fds[r]);
     }
     /* one rank's failure is everybody's, and no descriptor is handed out */
-    wrong |= fab_handles_exchange(&desc, rank->rank == 4 ? tide_fail(TIDE_ERR_STATE, "not now") : TIDE_OK, peers, pipes[1], fds, pids) !=
-             TIDE_ERR_STATE;
+    wrong |= fab_handles_exchange(&desc, rank->rank == 4 ? tide_fail(TIDE_ERR_STATE, "not now") : TIDE_OK, peers,
+                                  pipes[1], fds, pids) != TIDE_ERR_STATE;
     for (uint32_t r = 0; r < rank->n_ranks; r++)
         wrong |= fds[r] != -1;
     close(pipes[0]);
@@ -247,7 +262,7 @@ static void test_handles(void **state)
     assert_int_equal(threads_run(6, exchange_rank, NULL), 0);
 }
 
-/* ---- streams, events and calls of one rank ------------------------------------------------------------------------------ */
+/* ---- streams, events and calls of one rank --------------------------------------------------- */
 
 typedef struct bench {
     threads_rank *rank;
@@ -257,7 +272,10 @@ typedef struct bench {
 
 static int open_one(threads_rank *rank, bench *b, uint32_t n_streams)
 {
-    fab_open desc = {.rank = rank->rank, .n_ranks = rank->n_ranks, .node_size = rank->n_ranks, .allgather = threads_allgather,
+    fab_open desc = {.rank = rank->rank,
+                     .n_ranks = rank->n_ranks,
+                     .node_size = rank->n_ranks,
+                     .allgather = threads_allgather,
                      .allgather_context = rank};
     b->rank = rank;
     b->q = NULL;
@@ -271,8 +289,8 @@ static void close_one(bench *b)
     b->d->verbs->close(b->d);
 }
 
-/* A join sees the latest record enqueued before it; calls overlap up to the ring's depth and the enqueuer then sleeps; records of
- * one event from two streams and the caller complete in any order. */
+/* A join sees the latest record enqueued before it; calls overlap up to the ring's depth and the enqueuer then sleeps;
+ * records of one event from two streams and the caller complete in any order. */
 static int events_rank(threads_rank *rank)
 {
     enum { ROUNDS = 300 };
@@ -281,7 +299,8 @@ static int events_rank(threads_rank *rank)
     fab_calls *calls;
     uint32_t ops[3] = {4, 4, 4};
     uint64_t a = 0, c = 0, value = 0;
-    fab_run to_c = {.src = at(&value), .dst = at(&c), .width = 8, .rows = 1}, to_a = {.src = {0, 0, 0}, .dst = at(&a), .width = 8, .rows = 1};
+    fab_run to_c = {.src = at(&value), .dst = at(&c), .width = 8, .rows = 1},
+            to_a = {.src = {0, 0, 0}, .dst = at(&a), .width = 8, .rows = 1};
     fab_copy copy_a = {&to_a, 1, TIDE_OPAQUE, TIDE_OPAQUE}, copy_c = {&to_c, 1, TIDE_OPAQUE, TIDE_OPAQUE};
     fab_word word = {0};
     fab_post post = {&word, 0};
@@ -314,7 +333,8 @@ static int events_rank(threads_rank *rank)
         wrong |= v->caller_wait(b.q, e[0], NULL) != TIDE_OK;
         wrong |= a != i;
     }
-    for (uint64_t i = ROUNDS + 1; i <= 2 * ROUNDS && !wrong; i++) { /* many calls under way: the enqueuer waits for room */
+    for (uint64_t i = ROUNDS + 1; i <= 2 * ROUNDS && !wrong;
+         i++) { /* many calls under way: the enqueuer waits for room */
         static const uint64_t constant = 5;
         const void *args[] = {&constant};
         fab_call_desc desc = {args, 1, 0, 1.0f, i, 99};

@@ -77,6 +77,7 @@ static int open_local(host_device *d, const fab_open *desc, host_memory **page)
     const tide_options defaults = TIDE_OPTIONS_INIT;
     int status = fab_fork_watch();
 
+    d->fork_watched = status == TIDE_OK;
     pthread_once(&process_once, draw_process_token);
     if (status == TIDE_OK && process_errno)
         status = tide_fail(TIDE_ERR_SYSTEM, "getrandom: %s", strerror(process_errno));
@@ -145,7 +146,8 @@ int fab_host_open(const fab_open *desc, fab_device **out)
         status = open_local(d, desc, &page);
     if (everybody)
         memset(everybody, 1, desc->n_ranks);
-    status = host_memory_exchange(desc, status, d ? d->process : 0, page, everybody, d ? d->pages : NULL, d ? d->pids : NULL);
+    status = host_memory_exchange(desc, status, d ? d->process : 0, page, everybody, d ? d->pages : NULL,
+                                  d ? d->pids : NULL);
     host_memory_drop(page);
     tide_free(everybody);
     if (status == TIDE_OK) {
@@ -181,6 +183,8 @@ static void host_close(fab_device *face)
     host_watch_stop(d);
     for (uint32_t r = 0; d->pages && r < d->face.n_ranks; r++)
         host_memory_drop(d->pages[r]);
+    if (d->fork_watched)
+        fab_fork_unwatch();
     pthread_mutex_destroy(&d->fail_lock);
     pthread_mutex_destroy(&d->lock);
     tide_free(d->workers);

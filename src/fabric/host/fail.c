@@ -82,11 +82,15 @@ void host_fail_wait(host_device *d, int code, const host_item *item, uint32_t pe
     f.call = item->number;
     snprintf(f.phase, sizeof f.phase, "%s", item->where->phase);
     if (code == TIDE_ERR_MISMATCH)
-        snprintf(f.text, sizeof f.text, "rank %u and rank %u disagree: in call %llu (%s, op %u) the ranks make different calls, expected "
-                 "the same group, dtype and parameters", f.rank, peer, (unsigned long long)f.call, f.phase, item->where->op);
+        snprintf(f.text, sizeof f.text,
+                 "rank %u and rank %u disagree: in call %llu (%s, op %u) the ranks make different calls, expected "
+                 "the same group, dtype and parameters",
+                 f.rank, peer, (unsigned long long)f.call, f.phase, item->where->op);
     else
-        snprintf(f.text, sizeof f.text, "rank %u waited %.3f s for rank %u in %s of call %llu (op %u); rank %u last waited in call %llu, "
-                 "op %llu", f.rank, (double)(tide_now_ns() - item->enqueued) / 1e9, peer, f.phase, (unsigned long long)f.call,
+        snprintf(f.text, sizeof f.text,
+                 "rank %u waited %.3f s for rank %u in %s of call %llu (op %u); rank %u last waited in call %llu, "
+                 "op %llu",
+                 f.rank, (double)(tide_now_ns() - item->enqueued) / 1e9, peer, f.phase, (unsigned long long)f.call,
                  item->where->op, peer, (unsigned long long)atomic_load(&theirs->crumb_call),
                  (unsigned long long)atomic_load(&theirs->crumb_op));
     host_fail(d, &f, true);
@@ -94,8 +98,8 @@ void host_fail_wait(host_device *d, int code, const host_item *item, uint32_t pe
 
 enum { FOUND_NONE, FOUND_BUSY, FOUND_WAIT };
 
-/* The wait that a dead process holds up: the first unfinished one of a stream, best one whose word that process owes. A stream that
- * runs right now is not looked into. Device lock held. */
+/* The wait that a dead process holds up: the first unfinished one of a stream, best one whose word that process owes. A
+ * stream that runs right now is not looked into. Device lock held. */
 static int find_wait(host_device *d, int64_t pid, host_item *out)
 {
     int found = FOUND_NONE;
@@ -151,12 +155,14 @@ static void report_death(host_device *d, uint32_t peer)
                  (long long)d->pids[peer], f.rank, f.phase, (unsigned long long)f.call, item.where->op);
     } else {
         snprintf(f.phase, sizeof f.phase, "idle");
-        snprintf(f.text, sizeof f.text, "rank %u (process %lld) died; rank %u was idle", peer, (long long)d->pids[peer], f.rank);
+        snprintf(f.text, sizeof f.text, "rank %u (process %lld) died; rank %u was idle", peer, (long long)d->pids[peer],
+                 f.rank);
     }
     host_fail(d, &f, false); /* every rank watches every process: each names its own wait */
 }
 
-/* watch_set[r + 1] is the process of rank r (the lowest rank stands for a process; fd -1: ignored), watch_set[0] the stop event. */
+/* watch_set[r + 1] is the process of rank r (the lowest rank stands for a process; fd -1: ignored), watch_set[0] the
+ * stop event. */
 static void *watch_main(void *argument)
 {
     host_device *d = argument;
@@ -200,7 +206,8 @@ int host_watch_start(host_device *d)
             continue;
         d->watch_set[r + 1].fd = (int)syscall(SYS_pidfd_open, d->pids[r], 0);
         if (d->watch_set[r + 1].fd < 0)
-            status = errno == ESRCH ? tide_fail(TIDE_ERR_PEER_DEAD, "rank %u (process %lld) died during set-up", r, (long long)d->pids[r])
+            status = errno == ESRCH ? tide_fail(TIDE_ERR_PEER_DEAD, "rank %u (process %lld) died during set-up", r,
+                                                (long long)d->pids[r])
                                     : tide_fail(TIDE_ERR_SYSTEM, "pidfd_open of rank %u: %s", r, strerror(errno));
         watched++;
     }

@@ -1,15 +1,16 @@
 /*
- * host.h - the host device: ranks are threads or processes of one machine, streams are queues that worker threads and waiting
- * callers run cooperatively, memory is shared.
+ * host.h - the host device: ranks are threads or processes of one machine, streams are queues that worker threads and
+ * waiting callers run cooperatively, memory is shared.
  *
- * Who wakes whom. Each rank has a control page in shared memory with two futex words (bells): BELL_WORKER for its worker
- * threads, BELL_CALLER for its thread inside caller_wait or sync. Whoever changes what such a thread may wait for (a word, an
- * event, a queue) stores the change, then calls host_ring, which reads `sleepers` after the store (both sequentially consistent)
- * and wakes only who sleeps. A sleeper reads the bell, announces itself in `sleepers`, looks once more for work and only then
- * sleeps on the bell value it has read: either it sees the change or the ringer sees it.
+ * Who wakes whom. Each rank has a control page in shared memory with two futex words (bells): BELL_WORKER for its
+ * worker threads, BELL_CALLER for its thread inside caller_wait or sync. Whoever changes what such a thread may wait
+ * for (a word, an event, a queue) stores the change, then calls host_ring, which reads `sleepers` after the store (both
+ * sequentially consistent) and wakes only who sleeps. A sleeper reads the bell, announces itself in `sleepers`, looks
+ * once more for work and only then sleeps on the bell value it has read: either it sees the change or the ringer sees
+ * it.
  *
- * While a caller waits it runs the streams itself (HELPER is set and the bell goes to it), which saves two thread switches a
- * signal; the workers go on with what they run and otherwise sleep.
+ * While a caller waits it runs the streams itself (HELPER is set and the bell goes to it), which saves two thread
+ * switches a signal; the workers go on with what they run and otherwise sleep.
  */
 #ifndef TIDE_HOST_H
 #define TIDE_HOST_H
@@ -107,7 +108,8 @@ struct fab_calls {
     fab_call ring[HOST_CALLS];
 };
 
-/* What carries a rail's messages: straight away, or through faults (inject.c). Called by the thread that runs the stream. */
+/* What carries a rail's messages: straight away, or through faults (inject.c). Called by the thread that runs the
+ * stream. */
 typedef struct host_wire {
     void (*put)(fab_rail *r, const fab_put *put, uint64_t tag);
     void (*signal)(fab_rail *r, uint32_t peer, uint32_t ctx, uint32_t sig, uint64_t tag);
@@ -130,6 +132,7 @@ typedef struct host_device {
     int64_t deadline_ns;
     uint64_t seed, process; /* process: token of this process, tells ranks that share it */
     uint32_t n_workers, n_started;
+    int fork_watched;
     pthread_t *workers;
     host_memory **pages; /* control pages, per rank */
     host_control *own;
@@ -165,7 +168,8 @@ static inline bool host_has_failed(host_device *d)
 /* memory.c */
 int host_memory_create(const char *name, uint64_t bytes, host_memory **out);
 void host_memory_drop(host_memory *m);
-/* C  memory[r] for every r with peers[r] != 0, and own; all or none. pids (may be NULL): per rank, 0 for this process. */
+/* C  memory[r] for every r with peers[r] != 0, and own; all or none. pids (may be NULL): per rank, 0 for this process.
+ */
 int host_memory_exchange(const fab_open *desc, int status, uint64_t process, host_memory *own, const uint8_t *peers,
                          host_memory **memory, int64_t *pids);
 int host_arena_create(fab_device *d, uint64_t bytes, const uint8_t *peers, fab_arena **out);
@@ -205,8 +209,8 @@ int host_enqueue(fab_queue *q, uint32_t stream, const host_item *item);
 int host_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *copy);
 int host_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce *reduce);
 int host_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value);
-int host_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value, int check,
-              const fab_where *where);
+int host_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value,
+              int check, const fab_where *where);
 int host_record(fab_queue *q, uint32_t stream, fab_event *e);
 int host_join(fab_queue *q, uint32_t stream, fab_event *e);
 int host_caller_record(fab_queue *q, fab_event *e, void *stream);

@@ -1,8 +1,8 @@
 /*
  * inject.c - a rail with faults, for tests: messages are held back, lost, delivered twice or out of order, by a seed.
  *
- * A put is complete for its sender when the payload has been taken, as on a network, so a message carries its own copy. One
- * thread delivers what is due. Within a (peer, context) messages keep their order unless `shuffle` says otherwise.
+ * A put is complete for its sender when the payload has been taken, as on a network, so a message carries its own copy.
+ * One thread delivers what is due. Within a (peer, context) messages keep their order unless `shuffle` says otherwise.
  */
 #include <signal.h>
 
@@ -109,7 +109,8 @@ static void send_message(fab_rail *r, const message *head, const void *src)
 
 static void inject_put(fab_rail *r, const fab_put *put, uint64_t tag)
 {
-    message head = {.tag = tag, .bytes = put->bytes, .dst = put->dst, .peer = put->peer, .ctx = put->ctx, .sig = put->sig};
+    message head = {
+        .tag = tag, .bytes = put->bytes, .dst = put->dst, .peer = put->peer, .ctx = put->ctx, .sig = put->sig};
     send_message(r, &head, put->src);
 }
 

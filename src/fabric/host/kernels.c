@@ -1,10 +1,11 @@
 /*
  * kernels.c - copies, casts, fills and ordered sums.
  *
- * Sums work on blocks of a row that fit the first-level cache: the first source is loaded (and widened) into an accumulator, each
- * further source is added to it in order, the last step writes the result. The order of additions of an element is the order of its
- * sources whatever the block size, so the bits are those of the naive twin at the end of this file. Loops are written for the
- * compiler's vectorizer and built twice, plain and for AVX2; the machine decides at run time.
+ * Sums work on blocks of a row that fit the first-level cache: the first source is loaded (and widened) into an
+ * accumulator, each further source is added to it in order, the last step writes the result. The order of additions of
+ * an element is the order of its sources whatever the block size, so the bits are those of the naive twin at the end of
+ * this file. Loops are written for the compiler's vectorizer and built twice, plain and for AVX2; the machine decides
+ * at run time.
  */
 #include "fabric/host/host.h"
 
@@ -45,8 +46,8 @@ INLINE uint32_t choose(int condition, uint32_t yes, uint32_t no)
     return (yes & mask) | (no & ~mask);
 }
 
-/* Exponents are rebiased by 112; infinities and NaN by twice that; subnormals are their mantissa times 2^-24. No branch and no fp32
- * subnormal on the way, which would be slow. */
+/* Exponents are rebiased by 112; infinities and NaN by twice that; subnormals are their mantissa times 2^-24. No branch
+ * and no fp32 subnormal on the way, which would be slow. */
 INLINE float widen_f16(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
@@ -55,7 +56,8 @@ INLINE float widen_f16(uint16_t h)
     return from_bits(choose(magnitude >= 0x00800000u, normal, subnormal) | sign);
 }
 
-/* Adding 0.5 leaves a number's multiple of 2^-24, rounded to nearest even, in the low bits: that is a subnormal's mantissa. */
+/* Adding 0.5 leaves a number's multiple of 2^-24, rounded to nearest even, in the low bits: that is a subnormal's
+ * mantissa. */
 INLINE uint16_t narrow_f16(float f)
 {
     uint32_t bits = to_bits(f), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
@@ -96,7 +98,7 @@ INLINE void store_u16(char *p, uint64_t i, uint16_t v)
     memcpy(p + 2 * i, &v, sizeof v);
 }
 
-/* ---- loops over a block ----------------------------------------------------------------------------- */
+/* ---- loops over a block ---------------------------------------------------------------------- */
 
 /* X(name, parameters, body): n elements, index i. Nothing aliases: sources and destination of an op are disjoint. */
 #define ACC (float *restrict acc, const char *restrict src, uint64_t n)
@@ -149,7 +151,7 @@ static const kernels *pick(void)
     return &plain;
 }
 
-/* ---- COPY --------------------------------------------------------------------------------------------- */
+/* ---- COPY ------------------------------------------------------------------------------------ */
 
 static void (*cast_loop(const kernels *k, int from, int to)) CAST
 {
@@ -194,10 +196,10 @@ void host_run_copy(const fab_copy *copy, const fab_call *call)
     }
 }
 
-/* ---- REDUCE --------------------------------------------------------------------------------------------- */
+/* ---- REDUCE ---------------------------------------------------------------------------------- */
 
-static void reduce_row(const kernels *k, const fab_reduce *reduce, const fab_segment *segment, const fab_call *call, char *dst,
-                       uint64_t row)
+static void reduce_row(const kernels *k, const fab_reduce *reduce, const fab_segment *segment, const fab_call *call,
+                       char *dst, uint64_t row)
 {
     const fab_source *sources = reduce->sources + segment->first_source;
     int beta = reduce->beta;
@@ -212,7 +214,8 @@ static void reduce_row(const kernels *k, const fab_reduce *reduce, const fab_seg
         if (segment->n_sources == 0)
             memset(acc, 0, n * sizeof *acc);
         for (uint32_t i = 0; i < segment->n_sources; i++) {
-            const char *src = resolve(&sources[i].at, call) + row * sources[i].row_pitch + at * item_bytes((int)sources[i].dtype);
+            const char *src =
+                resolve(&sources[i].at, call) + row * sources[i].row_pitch + at * item_bytes((int)sources[i].dtype);
             switch (sources[i].dtype) {
             case TIDE_F32:
                 (i ? k->add_f32 : k->set_f32)(acc, src, n);
@@ -243,7 +246,7 @@ void host_run_reduce(const fab_reduce *reduce, const fab_call *call)
     }
 }
 
-/* ---- the naive twins: what the loops above have to equal, bit for bit ---------------------------------------- */
+/* ---- the naive twins: what the loops above have to equal, bit for bit ------------------------ */
 
 static float naive_load(const char *p, int dtype)
 {

@@ -17,16 +17,19 @@ int host_memory_create(const char *name, uint64_t bytes, host_memory **out)
     m->refs = 1;
     m->bytes = tide_align_up(tide_max_u64(bytes, 1), (uint64_t)sysconf(_SC_PAGESIZE));
     m->fd = memfd_create(name, MFD_CLOEXEC);
-    /* Pages are reserved here, where running out of them is an error code, and not at first touch, where it is a SIGBUS. */
+    /* Pages are reserved here, where running out of them is an error code, and not at first touch, where it is a
+     * SIGBUS. */
     if (m->fd < 0)
         status = tide_fail(TIDE_ERR_SYSTEM, "memfd_create: %s", strerror(errno));
     else if (fallocate(m->fd, 0, 0, (off_t)m->bytes) != 0)
-        status = tide_fail(TIDE_ERR_MEMORY, "fallocate of %llu bytes: %s", (unsigned long long)m->bytes, strerror(errno));
+        status =
+            tide_fail(TIDE_ERR_MEMORY, "fallocate of %llu bytes: %s", (unsigned long long)m->bytes, strerror(errno));
     if (status == TIDE_OK) {
         m->base = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
         if (m->base == MAP_FAILED) {
             m->base = NULL;
-            status = tide_fail(TIDE_ERR_MEMORY, "mmap of %llu bytes: %s", (unsigned long long)m->bytes, strerror(errno));
+            status =
+                tide_fail(TIDE_ERR_MEMORY, "mmap of %llu bytes: %s", (unsigned long long)m->bytes, strerror(errno));
         }
     }
     if (status != TIDE_OK) {

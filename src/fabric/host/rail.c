@@ -1,6 +1,6 @@
 /*
- * rail.c - puts and signals between nodes, in memory. A rail word counts the signals of one (source node, context, index); the
- * waiter keeps what it has consumed, in the order in which its stream waits.
+ * rail.c - puts and signals between nodes, in memory. A rail word counts the signals of one (source node, context,
+ * index); the waiter keeps what it has consumed, in the order in which its stream waits.
  */
 #include "fabric/host/host.h"
 
@@ -88,7 +88,8 @@ static int rail_put(fab_rail *r, uint32_t stream, fab_call *call, const fab_put 
 
 static int rail_signal(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n)
 {
-    host_item item = {.kind = ITEM_RAIL_SIGNAL, .n = n, .list = posts, .object = r, .tag = call->tag, .number = call->number};
+    host_item item = {
+        .kind = ITEM_RAIL_SIGNAL, .n = n, .list = posts, .object = r, .tag = call->tag, .number = call->number};
     return host_enqueue(r->queue, stream, &item);
 }
 

@@ -99,7 +99,7 @@ void host_queue_destroy(fab_queue *q)
 /* The caller's side of a full ring: sleeps until a consumer has moved on. */
 static void wait_for_room(host_device *d, uint32_t seen)
 {
-    host_ring(d->own);
+    host_start(d);
     host_futex_wait(&d->room, seen, -1);
 }
 
@@ -124,7 +124,7 @@ int host_enqueue(fab_queue *q, uint32_t stream, const host_item *item)
     return TIDE_OK;
 }
 
-/* ---- calls ----------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 int host_calls_create(fab_queue *q, uint32_t n_args, const uint32_t *ops, fab_calls **out)
 {
@@ -139,8 +139,8 @@ int host_calls_create(fab_queue *q, uint32_t n_args, const uint32_t *ops, fab_ca
         c->ring[i].calls = c;
         c->ring[i].args = c->args + (size_t)i * n_args;
     }
-    /* Two whole calls: an enqueuer that sleeps on a full ring has an older call at its head, and that one is complete on all
-     * ranks that can be waited for. */
+    /* Two whole calls: an enqueuer that sleeps on a full ring has an older call at its head, and that one is complete
+     * on all ranks that can be waited for. */
     for (uint32_t i = 0; i < q->n_streams; i++)
         if (stream_reserve(q->device, &q->streams[i], (uint64_t)ops[i] * 2) != TIDE_OK)
             goto fail;
@@ -169,7 +169,8 @@ int host_call_begin(fab_calls *c, const fab_call_desc *desc, fab_call **out)
     if (host_has_failed(d))
         return host_failure(&d->face, NULL);
     if (call->held)
-        return tide_fail(TIDE_ERR_STATE, "call: %d calls of this kind are begun and not finished, expected their network phases first",
+        return tide_fail(TIDE_ERR_STATE,
+                         "call: %d calls of this kind are begun and not finished, expected their network phases first",
                          HOST_CALLS);
     if (atomic_load_explicit(&call->refs, memory_order_acquire)) {
         atomic_fetch_add(&d->room_waiters, 1);
@@ -204,7 +205,7 @@ void host_call_submit(fab_call *call, int hold)
     host_start(d);
 }
 
-/* ---- ops ------------------------------------------------------------------------------------------- */
+/* ---- ops ------------------------------------------------------------------------------------- */
 
 static int enqueue_batch(fab_queue *q, uint32_t stream, fab_call *call, int kind, const void *batch)
 {
@@ -225,19 +226,20 @@ int host_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce 
 
 int host_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value)
 {
-    host_item item = {.kind = ITEM_SIGNAL, .n = n, .list = posts, .value = value, .tag = call->tag, .number = call->number};
+    host_item item = {
+        .kind = ITEM_SIGNAL, .n = n, .list = posts, .value = value, .tag = call->tag, .number = call->number};
     return host_enqueue(q, stream, &item);
 }
 
-int host_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value, int check,
-              const fab_where *where)
+int host_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value,
+              int check, const fab_where *where)
 {
     host_item item = {.kind = ITEM_WAIT, .check = check != 0, .n = n, .list = posts, .value = value, .tag = call->tag,
                       .number = call->number, .enqueued = q->now, .where = where};
     return host_enqueue(q, stream, &item);
 }
 
-/* ---- events ------------------------------------------------------------------------------------------ */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 int host_event_create(fab_queue *q, fab_event **out)
 {
@@ -273,7 +275,8 @@ int host_caller_record(fab_queue *q, fab_event *e, void *stream)
     host_device *d = q->device;
     (void)stream;
     if (e->recorded - atomic_load_explicit(&e->done, memory_order_acquire) >= HOST_OUT_OF_ORDER)
-        return tide_fail(TIDE_ERR_STATE, "event: %d records are under way, expected a wait in between", HOST_OUT_OF_ORDER);
+        return tide_fail(TIDE_ERR_STATE, "event: %d records are under way, expected a wait in between",
+                         HOST_OUT_OF_ORDER);
     q->now = tide_now_ns();
     e->recorded++;
     if (atomic_load_explicit(&e->done, memory_order_relaxed) + 1 == e->recorded) {

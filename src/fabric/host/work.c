@@ -3,7 +3,7 @@
 
 #include "fabric/host/host.h"
 
-/* ---- conditions ------------------------------------------------------------------------------------- */
+/* ---- conditions ------------------------------------------------------------------------------ */
 
 static bool post_present(const host_item *item, uint32_t i)
 {
@@ -20,7 +20,8 @@ static bool post_present(const host_item *item, uint32_t i)
 
 static uint32_t post_rank(const host_item *item, uint32_t i)
 {
-    return item->kind == ITEM_WAIT ? ((const fab_post *)item->list)[i].rank : ((const fab_rail_post *)item->list)[i].peer;
+    return item->kind == ITEM_WAIT ? ((const fab_post *)item->list)[i].rank
+                                   : ((const fab_rail_post *)item->list)[i].peer;
 }
 
 int64_t host_missing(host_device *d, const host_item *item)
@@ -55,7 +56,7 @@ static bool item_ready(host_device *d, host_stream *s, const host_item *item)
     }
 }
 
-/* ---- execution ----------------------------------------------------------------------------------------- */
+/* ---- execution ------------------------------------------------------------------------------- */
 
 void host_room_made(host_device *d)
 {
@@ -163,7 +164,8 @@ static bool is_heavy(const host_item *item)
     return item->kind == ITEM_COPY || item->kind == ITEM_REDUCE || item->kind == ITEM_PUT;
 }
 
-/* Runs s until its head has to wait; light: also until it is heavy. After a failure items are dropped: only what others count on (references) is settled. */
+/* Runs s until its head has to wait; light: also until it is heavy. After a failure items are dropped: only what others
+ * count on (references) is settled. */
 static void run_stream(host_device *d, host_stream *s, bool light)
 {
     for (;;) {
@@ -203,7 +205,8 @@ static uint64_t next_random(uint64_t *state)
     return *state = x;
 }
 
-/* Device lock held. In turn: the search begins behind the stream chosen last, so that a busy pair cannot starve a third. */
+/* Device lock held. In turn: the search begins behind the stream chosen last, so that a busy pair cannot starve a
+ * third. */
 static host_stream *choose(host_device *d, bool light)
 {
     host_stream *chosen = NULL, *wrapped = NULL;
@@ -251,9 +254,10 @@ static bool make_progress(host_device *d, bool light)
     return true;
 }
 
-/* ---- sleeping -------------------------------------------------------------------------------------------- */
+/* ---- sleeping -------------------------------------------------------------------------------- */
 
-/* Nanoseconds until the first deadline of a blocked wait; -1: none. A wait past its deadline fails the device. Device lock held. */
+/* Nanoseconds until the first deadline of a blocked wait; -1: none. A wait past its deadline fails the device. Device
+ * lock held. */
 static int64_t next_deadline(host_device *d)
 {
     int64_t now = 0, first = -1;
@@ -316,9 +320,9 @@ static bool anything_queued(const host_device *d)
     return false;
 }
 
-/* Sleeps until this thread's bell rings; the second look at the queues comes after the announcement (see host.h). works: this thread
- * runs streams. goal: NULL for a worker. Device lock held, and given up while asleep.
- * Nobody sleeps longer than the deadline: what is enqueued meanwhile expires later than that. */
+/* Sleeps until this thread's bell rings; the second look at the queues comes after the announcement (see host.h).
+ * works: this thread runs streams. goal: NULL for a worker. Device lock held, and given up while asleep. Nobody sleeps
+ * longer than the deadline: what is enqueued meanwhile expires later than that. */
 static void sleep_on(host_device *d, enum host_bell bell, bool works, const host_goal *goal)
 {
     uint32_t bit = bell == BELL_WORKER ? SLEEPER_WORKER : SLEEPER_CALLER;
@@ -357,8 +361,9 @@ void *host_worker(void *argument)
     return NULL;
 }
 
-/* The submitting caller posts what only waits for being posted; then most calls wait for the peers, and instead of being woken now,
- * the worker is put down for the peers' signals. Work on bytes is the worker's: the caller has its own to do. */
+/* The submitting caller posts what only waits for being posted; then most calls wait for the peers, and instead of
+ * being woken now, the worker is put down for the peers' signals. Work on bytes is the worker's: the caller has its own
+ * to do. */
 void host_start(host_device *d)
 {
     if (d->n_workers > 1) {
@@ -376,8 +381,8 @@ void host_start(host_device *d)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* The caller runs streams itself meanwhile, when it is the only one and there is one worker; with more workers it leaves the work
- * to them. */
+/* The caller runs streams itself meanwhile, when it is the only one and there is one worker; with more workers it
+ * leaves the work to them. */
 static int wait_until(host_device *d, const host_goal *goal)
 {
     bool help;
