@@ -1,0 +1,369 @@
+"""One installation: which groups go on TIDE (the same on all ranks), their communicators and landings, and the way
+back."""
+
+import os
+import weakref
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+
+from tide import _lib
+from tide import comm as tide_comm
+from tide._lib import TideError, code_of
+from tide.fsdp2 import hooks, order, support
+from tide.fsdp2.binding import Binding, Counters, Stock
+
+installations = weakref.WeakKeyDictionary()  # module -> Installation
+
+
+@dataclass
+class GroupReport:
+    """One row of report(): a parameter group of FSDP2."""
+
+    module: str
+    path: str  # "tide host M=2 L=2", or "stock"
+    reason: str
+    all_gathers: int  # calls enqueued by the engine; for stock groups, calls seen
+    reduce_scatters: int
+    landing: str  # "ring slot 0", "private: why", "-"
+    shards: str  # "adopted", "cast from float32", "copied", "-"
+    digest: int  # of the plan; the same on all ranks
+
+    @property
+    def on_tide(self):
+        return self.path != "stock"
+
+
+class Report(list):
+    """GroupReports in the order of execution; str() is a table."""
+
+    def __str__(self):
+        rows = [("module", "path", "AG", "RS", "landing", "shards", "reason")]
+        rows += [
+            (g.module, g.path, str(g.all_gathers), str(g.reduce_scatters), g.landing, g.shards, g.reason) for g in self
+        ]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]) - 1)]
+        return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]) for row in rows)
+
+
+def _environment():
+    """Knobs from TIDE_<KNOB>."""
+    return {
+        name: int(os.environ[f"TIDE_{name.upper()}"]) for name in _lib.KNOBS if f"TIDE_{name.upper()}" in os.environ
+    }
+
+
+def _exchange_bytes(process_group):
+    def exchange(data):
+        device = "cpu" if "gloo" in str(dist.get_backend(process_group)) else torch.accelerator.current_accelerator()
+        given = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+        out = [torch.empty_like(given) for _ in range(process_group.size())]
+        dist.all_gather(out, given, group=process_group)
+        return b"".join(t.cpu().numpy().tobytes() for t in out)
+
+    return exchange
+
+
+def _exchange_objects(process_group, mine):
+    out = [None] * process_group.size()
+    dist.all_gather_object(out, mine, group=process_group)
+    return out
+
+
+class Installation:
+    def __init__(self, model, strict, node_size, options, check_every, private):
+        self.model = weakref.ref(model)
+        self.strict, self.node_size, self.options = strict, node_size, {**_environment(), **(options or {})}
+        self.check_every, self.private = check_every, tuple(private)
+        tide_comm.make_options(self.options)  # a bad knob is an error before anything else happens
+        self.bindings, self.comms = [], []
+        self.landing, self.kept = {}, {}
+        self.steps, self.at_step, self.last_step = 0, Counters(), Counters()
+        self.retired = Counters()  # of bindings that a new plan replaced
+        self.setup()
+        self.pre_forward = model.register_forward_pre_hook(self._before_forward, prepend=True)
+
+    # ---- setting up --------------------------------------------------------------------------------------------------
+
+    def setup(self):
+        """C  Every rank of the mesh."""
+        self.units, self.roots = order.find_units(self.model())
+        groups = [(group, self._label(unit, group)) for unit in self.units for group in unit.groups]
+        if not groups:
+            raise TideError("install: the model has no fully_shard'ed module", code_of("TIDE_ERR_ARGUMENT"))
+        known = {name for unit in self.units for name in unit.names}
+        if unknown := [name for name in self.private if name not in known]:
+            raise TideError(
+                f"install: private: {unknown[0]!r} is not a fully_shard'ed module", code_of("TIDE_ERR_ARGUMENT")
+            )
+        self.plan = self._fingerprint()
+        reasons = self._agree(groups)
+        if self.strict and any(reasons.values()):
+            raise TideError(
+                "install(strict=True): "
+                + "; ".join(f"{name}: {reasons[group]}" for group, name in groups if reasons[group]),
+                code_of("TIDE_ERR_UNSUPPORTED"),
+            )
+        for group, _ in groups:
+            group._to_sharded()
+        made = {}
+        try:
+            for process_group, members in self._by_process_group(groups, reasons).items():
+                made.update(self._make_groups(process_group, members))
+        except BaseException:
+            self._destroy_comms()
+            raise
+        for group, name in groups:
+            if group in made:
+                handle, spec = made[group]
+                self.bindings.append(
+                    Binding(
+                        name,
+                        group,
+                        handle,
+                        spec,
+                        spec.landing == tide_comm.LANDING_PRIVATE,
+                        self.check_every,
+                        int(self.options.get("mode", 0)),
+                    )
+                )
+            else:
+                stock = Stock(name, reasons[group])
+                self.bindings.append(stock)
+                for index, p in enumerate(group.fsdp_params):
+                    p._tide = (stock, index)
+        for binding in self.bindings:
+            if binding.on_tide and binding.adopts:
+                binding.adopt()
+        hooks.acquire()
+
+    @staticmethod
+    def _label(unit, group):
+        name = ", ".join(name or "(root)" for name in unit.names)
+        return name if len(unit.groups) == 1 else f"{name} [group {unit.groups.index(group)}]"
+
+    def _fingerprint(self):
+        """What a plan rests on and a user may change between steps: what is kept unsharded, and the prefetch lists. A
+        group that was kept once counts as kept, so that a loop that turns reshard_after_backward on and off is planned
+        for once."""
+        for unit in self.units:
+            for group in unit.groups:
+                if why := unit.why_kept(group):
+                    self.kept.setdefault(group, why)
+        position = {unit.state: k for k, unit in enumerate(self.units)}
+        return [
+            (
+                tuple(group in self.kept for group in unit.groups),
+                tuple(position.get(s, -1) for s in unit.state._states_to_forward_prefetch),
+                tuple(position.get(s, -1) for s in unit.state._states_to_backward_prefetch),
+            )
+            for unit in self.units
+        ]
+
+    def _agree(self, groups):
+        """{group: why it stays on stock, or None}: one answer for all ranks of its mesh, HSDP's replicas included."""
+        disabled = "TIDE_DISABLE is set" if os.environ.get("TIDE_DISABLE", "0") not in ("", "0") else None
+        mine = {}
+        for group, name in groups:
+            busy = [p for p in group.fsdp_params if p.unsharded_accumulated_grad is not None]
+            if busy:
+                raise TideError(
+                    f"install: {name} holds a gradient that has not been reduced: install between steps",
+                    code_of("TIDE_ERR_STATE"),
+                )
+            mine[group] = disabled or support.group_reason(group)
+        for kind in (FSDPMeshInfo, HSDPMeshInfo):
+            process_groups = {}
+            for group, name in groups:
+                if isinstance(group.mesh_info, kind):
+                    pg = (
+                        group.mesh_info.shard_process_group
+                        if kind is FSDPMeshInfo
+                        else group.mesh_info.replicate_process_group
+                    )
+                    process_groups.setdefault(pg, []).append((group, name))
+            for pg, members in process_groups.items():
+                told = [(name, mine[group], _signature(group)) for group, name in members]
+                ranks = dist.get_process_group_ranks(pg)
+                everyone = _exchange_objects(pg, told)
+                for rank, theirs in zip(ranks, everyone):
+                    if [row[::2] for row in theirs] != [row[::2] for row in everyone[0]]:
+                        raise TideError(
+                            f"install: rank {rank} has other parameter groups than rank {ranks[0]}: "
+                            + _difference(everyone[0], theirs),
+                            code_of("TIDE_ERR_MISMATCH"),
+                        )
+                for k, (group, _) in enumerate(members):
+                    mine[group] = _one_reason(ranks, [theirs[k][1] for theirs in everyone])
+        return mine
+
+    def _by_process_group(self, groups, reasons):
+        """{(ranks, process group): groups on TIDE, in order}: one communicator for each distinct set of ranks."""
+        result, known = {}, {}
+        for group, name in groups:
+            if reasons[group] is None:
+                pg = group.mesh_info.shard_process_group
+                key = known.setdefault(tuple(dist.get_process_group_ranks(pg)), pg)
+                result.setdefault(key, []).append((group, name))
+        return result
+
+    def _make_groups(self, process_group, members):
+        ranks = dist.get_process_group_ranks(process_group)
+        groups = [group for group, _ in members]
+        size_of = _landing_size(len(ranks))
+        ring, slots, why = order.choose_ring(
+            self.units, self.roots, groups, size_of, self.kept, self.options.get("ring_slots"), self.private
+        )
+        specs = [_spec(group, name, group in ring) for group, name in members]
+        for group in groups:
+            self.landing[group] = (
+                f"ring slot {ring.index(group) % slots}" if group in ring else f"private: {why[group]}"
+            )
+        comm = tide_comm.Comm(
+            process_group.rank(),
+            len(ranks),
+            _exchange_bytes(process_group),
+            node_size=_local_size(ranks, self.node_size),
+            options={**self.options, "ring_slots": slots},
+        )
+        self.comms.append(comm)
+        return dict(zip(groups, zip(comm.create_groups(specs), specs)))
+
+    # ---- between steps -----------------------------------------------------------------------------------------------
+
+    def _before_forward(self, module, args):
+        total = self.counters()
+        self.last_step, self.at_step = total - self.at_step, total
+        self.steps += 1
+        if self._fingerprint() != self.plan:  # set_reshard_after_forward, a prefetch list: a plan for what holds now
+            pending = any(g._all_gather_result is not None for unit in self.units for g in unit.groups)
+            if not pending and not any(b.on_tide and b.busy() for b in self.bindings):
+                self.retired += sum((b.counters for b in self.bindings), Counters())
+                self.teardown()
+                self.setup()
+
+    def counters(self):
+        return sum((b.counters for b in self.bindings), self.retired)
+
+    # ---- the way back ------------------------------------------------------------------------------------------------
+
+    def teardown(self):
+        """C  Leaves stock FSDP2 with shards of its own."""
+        for b in self.bindings:
+            if b.on_tide and (reason := b.busy()):
+                raise TideError(f"uninstall: {reason}: uninstall between steps", code_of("TIDE_ERR_STATE"))
+        hooks.drop()
+        for unit in self.units:
+            for group in unit.groups:
+                group._all_gather_result = None
+                try:
+                    group._to_sharded()
+                except TideError:
+                    pass  # the landings of a failed communicator cannot be released, and need not be
+        for b in self.bindings:
+            if b.on_tide:
+                b.detach()
+        for unit in self.units:
+            for group in unit.groups:
+                for p in group.fsdp_params:
+                    p.__dict__.pop("_tide", None)
+        self.bindings, self.landing = [], {}
+        self._destroy_comms()
+
+    def _destroy_comms(self):
+        comms, self.comms = self.comms, []
+        for comm in comms:
+            comm.destroy()
+
+    def report(self):
+        rows = Report()
+        groups = [group for unit in self.units for group in unit.groups]
+        for b, group in zip(self.bindings, groups):
+            if b.on_tide:
+                path = b.group.path
+                shards = "adopted" if b.adopts else f"cast from {str(b.shard_dtype).removeprefix('torch.')}"
+                rows.append(
+                    GroupReport(
+                        b.name,
+                        "tide " + path.path.decode(),
+                        path.reason.decode(),
+                        path.all_gathers,
+                        path.reduce_scatters,
+                        self.landing[group],
+                        shards,
+                        path.digest,
+                    )
+                )
+            else:
+                rows.append(
+                    GroupReport(
+                        b.name, "stock", b.reason, b.counters.all_gathers, b.counters.reduce_scatters, "-", "-", 0
+                    )
+                )
+        return rows
+
+
+def _one_reason(ranks, reasons):
+    """The same sentence on all ranks; with the ranks' numbers when they do not give the same one."""
+    if len(set(reasons)) == 1:
+        return reasons[0]
+    first = {}
+    for rank, reason in zip(ranks, reasons):
+        if reason is not None:
+            first.setdefault(reason, rank)
+    return "; ".join(f"rank {rank}: {reason}" for reason, rank in first.items())
+
+
+def _signature(group):
+    return [
+        (p._module_info.param_name, tuple(p._orig_size), p.fsdp_placement.dim, str(p.sharded_param.dtype))
+        for p in group.fsdp_params
+    ]
+
+
+def _difference(ours, theirs):
+    if len(ours) != len(theirs):
+        return f"{len(theirs)} groups instead of {len(ours)}"
+    a, b = next((a, b) for a, b in zip(ours, theirs) if a[::2] != b[::2])
+    return f"{b[0]} {b[2]} instead of {a[0]} {a[2]}"
+
+
+def _spec(group, name, ring):
+    gather = support.DTYPES[support.gather_dtype(group, group.fsdp_params[0])]
+    shard = support.DTYPES[group.fsdp_params[0].sharded_param.dtype]
+    params = [
+        tide_comm.ParamSpec(p._module_info.param_name, tuple(p._orig_size), p.fsdp_placement.dim)
+        for p in group.fsdp_params
+    ]
+    return tide_comm.GroupSpec(
+        name,
+        params,
+        dtype=gather,
+        shard_dtype=shard,
+        grad_dtype=gather,
+        input=tide_comm.INPUT_ADOPTED if gather == shard else tide_comm.INPUT_ARGUMENT,
+        landing=tide_comm.LANDING_RING if ring else tide_comm.LANDING_PRIVATE,
+    )
+
+
+def _landing_size(ranks):
+    def size(group):
+        return (
+            sum(p._sharded_param_data.numel() for p in group.fsdp_params)
+            * ranks
+            * support.gather_dtype(group, group.fsdp_params[0]).itemsize
+        )
+
+    return size
+
+
+def _local_size(ranks, node_size):
+    """Ranks a node of one shard group when the job has node_size ranks a node; 0: the machines decide."""
+    if not node_size:
+        return 0
+    nodes = [rank // node_size for rank in ranks]
+    counts = {nodes.count(node) for node in nodes}
+    contiguous = nodes == sorted(nodes)
+    return counts.pop() if len(counts) == 1 and contiguous else 1
