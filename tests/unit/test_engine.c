@@ -496,7 +496,8 @@ enum role {
     ROLE_FORK,
     ROLE_EXIT,
     ROLE_SCATTER,
-    ROLE_KILLED_SCATTER
+    ROLE_KILLED_SCATTER,
+    ROLE_ALLOCATE
 };
 enum { VICTIM = 1 };
 
@@ -680,6 +681,55 @@ static void *no_work(void *argument)
     return argument;
 }
 
+/* Everything that allocates, from the plan to the programs; the status is that of all ranks. Silent: failures are
+ * expected. */
+static int create_quietly(rank_env *v, const job *j, uint32_t rank, tide_allgather_fn allgather, void *context)
+{
+    int status = TIDE_OK;
+
+    memset(v, 0, sizeof *v);
+    v->j = j;
+    v->open = (fab_open){.rank = rank, .n_ranks = j->nodes * j->local, .node_size = j->local, .options = &j->options};
+    v->open.allgather = allgather;
+    v->open.allgather_context = context;
+    status = fab_agree(&v->open, make_plan(v));
+    if (status == TIDE_OK)
+        status = fab_host_open(&v->open, &v->device);
+    if (status == TIDE_OK)
+        status = engine_create(v->device, v->plan, &v->e);
+    if (status != TIDE_OK)
+        return status;
+    for (uint32_t g = 0; g < v->n_groups && status == TIDE_OK; g++) {
+        schedule_rs_options how = {NULL, j->grad_dtype, 0};
+        schedule s;
+        status = schedule_build_rs(v->plan, g, rank, &how, &s);
+        if (status == TIDE_OK)
+            status = engine_bind(v->e, &s, &v->rs[g]);
+        schedule_clear(&s);
+    }
+    return fab_agree(&v->open, status);
+}
+
+/* One process runs out of memory at each of its allocations in turn; all hear of it, and the next attempt is as good as
+ * new. */
+static int allocate_and_fail(const job *j, uint32_t rank, tide_bootstrap *b)
+{
+    for (uint64_t n = 1;; n++) {
+        rank_env env, *v = &env;
+        int status;
+        tide_alloc_fail_at(rank == VICTIM ? n : 0);
+        status = create_quietly(v, j, rank, tide_bootstrap_allgather, b);
+        tide_alloc_fail_at(0);
+        CHECK(status == TIDE_OK || status == TIDE_ERR_MEMORY);
+        CHECK(status == TIDE_OK || strstr(tide_last_error(), "failure injected"));
+        env_close(v);
+        if (status == TIDE_OK) {
+            CHECK(n > 40);
+            return 0;
+        }
+    }
+}
+
 static int process_main(char **argument)
 {
     uint32_t rank = (uint32_t)atoi(argument[2]), nodes = (uint32_t)atoi(argument[3]),
@@ -702,14 +752,17 @@ static int process_main(char **argument)
     if (pthread_create(&first, NULL, no_work, NULL) == 0) /* a sanitizer starts threads of its own with the first one */
         pthread_join(first, NULL);
     before = take_stock();
-    failed = env_open(v, &j, rank, tide_bootstrap_allgather, b);
-    if (!failed)
-        failed = bind_ag(v) || bind_rs(v);
+    if (role == ROLE_ALLOCATE) {
+        failed = allocate_and_fail(&j, rank, b);
+        memset(v, 0, sizeof *v);
+    } else {
+        failed = env_open(v, &j, rank, tide_bootstrap_allgather, b) || bind_ag(v) || bind_rs(v);
+    }
     if (!failed) {
         if (rank == 0 && write(STDOUT_FILENO, "r", 1) != 1) /* the parent may begin to kill */
             failed = 1;
     }
-    if (!failed)
+    if (!failed && role != ROLE_ALLOCATE)
         failed = fail_as(v, role);
     env_close(v);
     if (!failed && !same_belongings(&before)) {
@@ -778,6 +831,7 @@ static void test_processes(void **state)
     run_processes(1, 3, ROLE_SCATTER, 1);
     run_processes(2, 2, ROLE_SCATTER, 0);
     run_processes(3, 1, ROLE_SCATTER, 0);
+    run_processes(1, 3, ROLE_ALLOCATE, 1);
 }
 
 static void test_failures_processes(void **state)
@@ -792,32 +846,20 @@ static void test_failures_processes(void **state)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-typedef struct create_job { job j; int status[8]; char text[8][256]; } create_job;
+typedef struct create_job {
+    job j;
+    int status[8];
+    char text[8][256];
+} create_job;
 
 static int create_thread(threads_rank *rank)
 {
     create_job *c = rank->context;
-    rank_env env, *v = &env;
-    int status = TIDE_OK;
-
-    memset(v, 0, sizeof *v);
-    v->j = &c->j;
-    v->open = (fab_open){.rank = rank->rank,
-                         .n_ranks = rank->n_ranks,
-                         .node_size = c->j.local,
-                         .allgather = threads_allgather,
-                         .allgather_context = rank,
-                         .options = &c->j.options};
-    status = fab_agree(&v->open, make_plan(v));
-    if (status == TIDE_OK)
-        status = fab_host_open(&v->open, &v->device);
-    if (status == TIDE_OK)
-        status = engine_create(v->device, v->plan, &v->e);
+    rank_env env;
+    int status = create_quietly(&env, &c->j, rank->rank, threads_allgather, rank);
     c->status[rank->rank] = status;
     snprintf(c->text[rank->rank], sizeof c->text[0], "%s", status == TIDE_OK ? "" : tide_last_error());
-    if (status == TIDE_OK)
-        status = fab_agree(&v->open, TIDE_OK); /* so that nobody closes while another opens */
-    env_close(v);
+    env_close(&env);
     return 0;
 }
 
