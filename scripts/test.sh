@@ -77,8 +77,8 @@ sanitized() { # name, build folder, flags, calls, which unit tests...
     skip "$name" "no compiler here links and runs with $flags"
 }
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 200
-sanitized "TSan" build-tsan "-fsanitize=thread" 60 ONLY="engine fabric comm calls host rail bootstrap"
+sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 600
+sanitized "TSan" build-tsan "-fsanitize=thread" 150 ONLY="engine fabric comm calls host rail bootstrap"
 
 heading "dependency directions"
 python3 scripts/check_deps.py build || exit 1

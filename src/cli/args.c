@@ -31,7 +31,7 @@ static const flag flags[] = {
      "of the shards (default: as gathered; else cast)"},
     {"grad-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(grad_dtype), 0, 0, "T",
      "of the gradients, or none (default: as gathered; opaque: none)"},
-    {"input", 0, FLAG_TEXT, CMD_SHAPED, AT(input), 0, 0, "adopted|argument",
+    {"input", 0, FLAG_TEXT, CMD_PLAN | CMD_CHECK, AT(input), 0, 0, "adopted|argument",
      "shards in the arena, or passed to each call (default: adopted without a cast)"},
     {"landing", 0, FLAG_TEXT, CMD_SHAPED, AT(landing), 0, 0, "ring|private", "where parameters land (default ring)"},
     {"groups", 0, FLAG_NUMBER, CMD_PLAN | CMD_CHECK, AT(groups), 1, 64, "G",
@@ -217,15 +217,10 @@ int cli_parse(cli *c, int argc, char **argv)
 
     memset(c, 0, sizeof *c);
     c->options = defaults;
-    c->groups = 1;
     c->seed = 1;
-    c->min_bytes = INT64_C(256) << 10;
-    c->max_bytes = INT64_C(64) << 20;
-    c->factor = 2;
     c->iters = 20;
     c->warmup = 5;
     c->check = 1;
-    c->params = 8;
     if (argc < 1)
         return cli_fail(c, "no command; try tide help");
     c->command = cli_find_command(strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0 ? "help" : argv[0]);
@@ -246,6 +241,23 @@ int cli_parse(cli *c, int argc, char **argv)
         return cli_fail(c, "--procs: excludes --threads");
     if (c->model && c->shapes)
         return cli_fail(c, "--shapes: excludes --model");
+    return CLI_OK;
+}
+
+int cli_refuse_given(const cli *c, const char *const *names, const char *why)
+{
+    for (; *names; names++) {
+        const flag *f = find_flag(c, *names, strlen(*names), false);
+        int64_t number = 0;
+        const char *text = NULL;
+
+        if (f->kind == FLAG_TEXT)
+            memcpy(&text, (const char *)c + f->offset, sizeof text);
+        else
+            memcpy(&number, (const char *)c + f->offset, sizeof number);
+        if (number || text)
+            return cli_fail(c, "--%s: %s", *names, why);
+    }
     return CLI_OK;
 }
 

@@ -7,7 +7,8 @@
 #include "cli/oracle.h"
 #include "cli/ranks.h"
 
-enum { OUT_OF_PLACE, IN_PLACE, N_PLACES };
+enum { OUT_OF_PLACE, IN_PLACE };
+enum { DEFAULT_MIN = 256 << 10, DEFAULT_MAX = 64 << 20, DEFAULT_FACTOR = 2, DEFAULT_PARAMS = 8 };
 
 /* One row of the table. Ranks write their own entries of `seconds`, `wrong` and `errors`: memory from ranks_alloc. */
 typedef struct bench_error { char text[256]; } bench_error;
@@ -382,10 +383,11 @@ static int run_row(const cli *c, bench_row *row, bench_total *total)
 /* `params` equal parameters that make up about `size` bytes, rounded as nccl-tests does: down to 16 items a rank. */
 static bool shapes_of_size(const cli *c, uint64_t size, uint32_t n, uint32_t item, cli_shapes *s)
 {
-    uint64_t count = size / item / n / (uint64_t)c->params / 16 * 16;
+    int64_t params = c->params ? c->params : DEFAULT_PARAMS;
+    uint64_t count = size / item / n / (uint64_t)params / 16 * 16;
     char name[32];
 
-    for (int64_t p = 0; p < c->params; p++) {
+    for (int64_t p = 0; p < params; p++) {
         const int64_t dims[1] = {(int64_t)((count ? count : 1) * n)};
         snprintf(name, sizeof name, "p%lld", (long long)p);
         if (!cli_shapes_add(s, name, 1, dims, 0))
@@ -406,21 +408,25 @@ static int set_row(const cli *c, bench_row *row)
 int cli_bench(const cli *c)
 {
     bench_row row = {.c = c, .topology = TIDE_TOPOLOGY_INIT};
+    static const char *const size_flags[] = {"minbytes", "maxbytes", "stepfactor", "params", NULL};
+    int64_t smallest = c->min_bytes ? c->min_bytes : DEFAULT_MIN, largest = c->max_bytes ? c->max_bytes : DEFAULT_MAX;
+    bool given = c->model || c->shapes;
     bench_total total = {0};
     int code;
 
     if (!c->operand || (strcmp(c->operand, "ag") != 0 && strcmp(c->operand, "rs") != 0))
         return cli_fail(c, "'%s': expected ag or rs", c->operand ? c->operand : "");
-    if (c->min_bytes > c->max_bytes)
-        return cli_fail(c, "--minbytes: %lld is more than --maxbytes %lld", (long long)c->min_bytes,
-                        (long long)c->max_bytes);
+    if (given && cli_refuse_given(c, size_flags, "excludes --model and --shapes, which say the size") != CLI_OK)
+        return CLI_BAD;
+    if (smallest > largest)
+        return cli_fail(c, "--minbytes: %lld is more than --maxbytes %lld", (long long)smallest, (long long)largest);
     row.reduce = c->operand[0] == 'r';
     row.topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
     row.topology.local = c->local ? (uint32_t)c->local : 4;
     code = cli_shapes_load(c, &row.shapes);
     if (code == CLI_OK && row.reduce && row.shapes.dtype == TIDE_OPAQUE)
         code = cli_fail(c, "rs: opaque parameters have no gradients");
-    if (code == CLI_OK && (c->model || c->shapes))
+    if (code == CLI_OK && given)
         code = set_row(c, &row);
     if (code != CLI_OK)
         goto out;
@@ -430,12 +436,13 @@ int cli_bench(const cli *c)
                c->procs ? "true" : "false");
     else
         print_header(c, &row);
-    if (c->model || c->shapes) {
+    if (given) {
         code = run_row(c, &row, &total);
     } else {
         uint32_t n = row.topology.nodes * row.topology.local;
         const cli_shapes empty = row.shapes;
-        for (int64_t size = c->min_bytes; code == CLI_OK && size <= c->max_bytes; size *= c->factor) {
+        int64_t factor = c->factor ? c->factor : DEFAULT_FACTOR;
+        for (int64_t size = smallest; code == CLI_OK && size <= largest; size *= factor) {
             row.shapes = empty;
             if (!shapes_of_size(c, (uint64_t)size, n, oracle_item(empty.dtype, empty.item_size), &row.shapes))
                 code = cli_fail(c, "out of memory");

@@ -446,7 +446,7 @@ static int make_config(const cli *c, uint64_t seed, uint32_t most_calls, check_c
     if (given) {
         config->topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
         config->topology.local = c->local ? (uint32_t)c->local : 4;
-        config->n_groups = (uint32_t)c->groups;
+        config->n_groups = c->groups ? (uint32_t)c->groups : 1;
         calls = most_calls;
     } else {
         roll_topology(c, &d, &config->topology);
@@ -588,9 +588,14 @@ int cli_check(const cli *c)
     bool given = c->model || c->shapes;
     uint64_t want = c->calls ? (uint64_t)c->calls : given ? DEFAULT_MODEL_CALLS : DEFAULT_CALLS, done = 0;
     uint64_t seed = (uint64_t)c->seed;
-    tally *t = calloc(1, sizeof *t);
+    static const char *const shape_flags[] = {"dtype",   "shard-dtype", "grad-dtype", "input",
+                                              "landing", "groups",      NULL};
+    tally *t;
     int code = CLI_OK;
 
+    if (!given && cli_refuse_given(c, shape_flags, "is drawn at random without --model or --shapes") != CLI_OK)
+        return CLI_BAD;
+    t = calloc(1, sizeof *t);
     if (!t)
         return cli_fail(c, "out of memory");
     while (done < want && code != CLI_BAD) {

@@ -41,9 +41,11 @@ struct cli {
     bool help;
     int64_t nodes, local; /* 0: not given */
     const char *model, *shapes, *dtype, *shard_dtype, *grad_dtype, *input, *landing; /* NULL: not given */
-    int64_t groups, rank, seed, calls;
+    int64_t groups, calls; /* 0: not given */
+    int64_t rank, seed;
     bool threads, procs, json, ops, models;
-    int64_t min_bytes, max_bytes, factor, iters, warmup, check, params;
+    int64_t min_bytes, max_bytes, factor, params; /* 0: not given */
+    int64_t iters, warmup, check;
     tide_options options;
     bool knob_given[CLI_MAX_KNOBS]; /* by index in the knob table */
 };
@@ -53,6 +55,9 @@ struct cli {
 int cli_parse(cli *c, int argc, char **argv);
 /* Prints "tide COMMAND: ..." as one line on stderr and returns CLI_BAD. Unprintable bytes become '?'. */
 int cli_fail(const cli *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* CLI_BAD, with `why`, for the first of the flags (a NULL-terminated list, of those whose zero means "not given") that
+ * was given: a flag that would be without effect is an error. */
+int cli_refuse_given(const cli *c, const char *const *names, const char *why);
 /* The library's last error in the same form. */
 int cli_fail_library(const cli *c);
 void cli_print_flags(FILE *f, uint32_t command_bit);

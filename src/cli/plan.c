@@ -10,7 +10,7 @@ int cli_plan(const cli *c)
     tide_group_desc descs[64];
     cli_shapes shapes;
     tide_plan *plan = NULL;
-    uint32_t n_ranks;
+    uint32_t n_ranks, n_groups = c->groups ? (uint32_t)c->groups : 1;
     unsigned flags;
     int code;
 
@@ -25,9 +25,9 @@ int cli_plan(const cli *c)
     if (code != CLI_OK)
         return code;
     code = cli_shapes_desc(&with, &shapes, &descs[0]);
-    for (int64_t i = 1; i < c->groups; i++)
+    for (uint32_t i = 1; i < n_groups; i++)
         descs[i] = descs[0];
-    if (code == CLI_OK && tide_plan_create(&topology, descs, (uint32_t)c->groups, &c->options, &plan) != TIDE_OK)
+    if (code == CLI_OK && tide_plan_create(&topology, descs, n_groups, &c->options, &plan) != TIDE_OK)
         code = cli_fail_library(c);
     flags = (c->json ? TIDE_PRINT_JSON : 0) | (c->ops ? TIDE_PRINT_OPS : 0);
     if (code == CLI_OK && tide_plan_print(plan, (uint32_t)c->rank, flags, cli_write, stdout) != TIDE_OK)

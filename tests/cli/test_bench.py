@@ -69,6 +69,7 @@ def test_bad_words(tide):
         ("ag -b 0", "--minbytes: 0 is not in 1..1099511627776"),
         ("ag -b 2M -e 1M", "--minbytes: 2097152 is more than --maxbytes 1048576"),
         ("ag -n", "-n: needs a value"),
+        ("ag --model llama-3.1-70b -b 1M", "--minbytes: excludes --model and --shapes, which say the size"),
         ("rs --dtype opaque2", "rs: opaque parameters have no gradients"),
     ]:
         result = tide("bench", *words.split())

@@ -40,6 +40,8 @@ def test_bad_words(tide):
         ("--threads --procs", "--procs: excludes --threads"),
         ("--nodes 9 --local 8 --w-wave 3 --model llama-3.1-70b", None),
         ("x", "'x': unexpected argument"),
+        ("--groups 2", "--groups: is drawn at random without --model or --shapes"),
+        ("--grad-dtype fp32", "--grad-dtype: is drawn at random without --model or --shapes"),
     ]:
         result = tide("check", *words.split())
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), words
