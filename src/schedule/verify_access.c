@@ -168,6 +168,30 @@ static void unwritten(actor *a, const target *t, uint64_t at, uint64_t bytes)
                 (unsigned long long)at, (unsigned long long)(at + bytes), where);
 }
 
+/* What leaves the outbox or a spare was made for this block: the rest of an older one would go along unnoticed. */
+static void check_fresh(actor *a, const target *t, const op_addr *from, uint64_t at, uint64_t bytes)
+{
+    char name[160], where[64];
+    if ((from->region != REGION_OUTBOX && from->region != REGION_SPARE) || t->kind != TARGET_OBJECT ||
+        object_fresh(t->first, at, at + bytes) || !verify_fresh(a->v, VERIFY_UNWRITTEN, a->self, epoch_start))
+        return;
+    verify_name(a->v, a->self, name);
+    object_name(a->v, t->first, where);
+    verify_line(a->v, VERIFY_UNWRITTEN,
+                "%s sends [%llu, %llu) of %s, of which nobody has written all since it was last read", name,
+                (unsigned long long)at, (unsigned long long)(at + bytes), where);
+}
+
+/* All of what was just read from `at` on has been written. */
+static void check_written(actor *a, const target *t, uint64_t at)
+{
+    for (uint32_t i = 0; i < a->v->read.n; i++) {
+        if (a->v->read.items[i].v.kind == VALUE_NONE)
+            unwritten(a, t, at, a->v->read.items[i].bytes);
+        at += a->v->read.items[i].bytes;
+    }
+}
+
 /* ---- COPY -------------------------------------------------------------------------------------------- */
 
 /* A cast keeps which element it is and changes its size. */
@@ -184,6 +208,15 @@ static bool cast(actor *a, pieces *p, uint32_t from, uint32_t to)
         x->v.dtype = a->o->dst_dtype;
     }
     return true;
+}
+
+/* What lay in an inbox block before may be longer than what this call knows of: fills take whole blocks. */
+static bool whole_blocks(actor *a, const op_run *r, const target *dst, uint64_t bytes)
+{
+    uint64_t stride = a->v->in->map->block_stride;
+    if (r->dst.region != REGION_INBOX || (stride && dst->base % stride == 0 && bytes % stride == 0 && r->rows == 1))
+        return true;
+    return forbidden(a, "zeroes parts of inbox blocks");
 }
 
 void access_copy(actor *a)
@@ -218,6 +251,8 @@ void access_copy(actor *a)
             forbidden(a, "writes one rank's landing where the node shares one");
             continue;
         }
+        if (src.kind == TARGET_ZERO && !whole_blocks(a, r, &dst, dst_bytes))
+            continue;
         if ((src.kind == TARGET_ZERO || r->src_pitch == src_bytes) && r->dst_pitch == dst_bytes) {
             src_bytes *= rows;
             dst_bytes *= rows;
@@ -225,9 +260,9 @@ void access_copy(actor *a)
         }
         for (uint64_t row = 0; row < rows; row++) {
             v->read.n = 0;
+            check_fresh(a, &src, &r->src, src.base + row * r->src_pitch, src_bytes);
             read_span(a, &src, src.base + row * r->src_pitch, src_bytes, &v->read);
-            if (v->read.n == 1 && v->read.items[0].v.kind == VALUE_NONE)
-                unwritten(a, &src, src.base + row * r->src_pitch, src_bytes);
+            check_written(a, &src, src.base + row * r->src_pitch);
             if (casts && !cast(a, &v->read, from, to))
                 break;
             write_span(a, &dst, dst.base + row * r->dst_pitch, &v->read);
@@ -260,10 +295,10 @@ void access_put(actor *a, const op_put *put)
     }
     v->read.n = 0;
     a->put = 0; /* its source is read when the stream passes it */
+    check_fresh(a, &src, &put->src, src.base, put->bytes);
     read_span(a, &src, src.base, put->bytes, &v->read);
     a->put = write;
-    if (v->read.n == 1 && v->read.items[0].v.kind == VALUE_NONE)
-        unwritten(a, &src, src.base, put->bytes);
+    check_written(a, &src, src.base);
     write_span(a, &dst, dst.base, &v->read);
 }
 

@@ -1,4 +1,5 @@
-/* verify_internal.h - what verify.c (order), verify_access.c (operations) and verify_memory.c (bytes) share. */
+/* verify_internal.h - what verify.c (order), verify_access.c (operations), verify_memory.c (bytes) and verify_report.c
+ * share. */
 #ifndef TIDE_VERIFY_INTERNAL_H
 #define TIDE_VERIFY_INTERNAL_H
 
@@ -201,8 +202,32 @@ typedef struct actor {
     uint32_t put;  /* index + 1 while a put writes */
 } actor;
 
+static inline bool on_rail(const op *o)
+{
+    return o->kind == OP_PUT || ((o->kind == OP_SIGNAL || o->kind == OP_WAIT) && o->scope == SCOPE_RAIL);
+}
+
+static inline uint32_t lane_of(uint32_t rank, const op *o)
+{
+    return rank * 2 + (o->stream >= STREAM_RS_STASH);
+}
+
+static inline uint64_t word_index(const verifier *v, uint32_t waiter, const op *o, uint32_t poster)
+{
+    return (((uint64_t)waiter * v->n_resources + o->resource) * 2 + o->which) * v->in->local + poster % v->in->local;
+}
+
+static inline uint64_t flow_index(const verifier *v, uint32_t receiver, uint32_t sender, uint32_t lane, uint32_t ctx,
+                           uint32_t sig)
+{
+    return ((((uint64_t)receiver * 2 + lane) * v->in->nodes + sender / v->in->local) * v->in->n_ctx + ctx) * SIG_COUNT +
+           sig;
+}
+
 /* verify.c */
 bool verify_ordered(const actor *a, epoch before);
+
+/* verify_report.c */
 void verify_name(const verifier *v, epoch e, char out[160]);
 uint64_t verify_identity(const verifier *v, epoch e);
 /* True when (class, a, b) has not been reported yet and should be now. */
@@ -210,6 +235,10 @@ bool verify_fresh(verifier *v, int class, epoch a, epoch b);
 void verify_line(verifier *v, int class, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void verify_race(const actor *a, epoch other, bool writes, bool other_writes, const char *where, uint64_t lo,
                  uint64_t hi);
+/* All that is enqueued has run, and no signal is left over: else reports it, and stops. */
+void verify_progress(verifier *v, uint32_t step);
+/* Every call has said what its caller waits for. */
+void verify_ends(verifier *v);
 static inline uint64_t verify_mix(uint64_t x)
 {
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -224,6 +253,8 @@ void object_name(const verifier *v, const object *o, char out[64]);
 /* Appends what [lo, hi) holds to *out and marks it read by `a`; in bounds. */
 void object_read(actor *a, object *o, uint64_t lo, uint64_t hi, pieces *out);
 void object_write(actor *a, object *o, uint64_t lo, const pieces *in);
+/* Every byte has been written since it was last read. */
+bool object_fresh(object *o, uint64_t lo, uint64_t hi);
 /* What [lo, hi) holds, without touching it. */
 void object_peek(verifier *v, object *o, uint64_t lo, uint64_t hi, pieces *out);
 void pieces_add(verifier *v, pieces *p, uint64_t bytes, value x);

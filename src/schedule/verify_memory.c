@@ -254,11 +254,19 @@ void object_name(const verifier *v, const object *o, char out[64])
     snprintf(out, 64, "memory");
 }
 
-/* Adds "a touched [lo, hi) of o after `before`" to the digest, byte by byte: how the bytes are cut does not matter. */
-static void digest(const actor *a, const object *o, const segment_state *s, bool writes)
+static bool is_padding(value x)
+{
+    return (x.kind == VALUE_SUM || x.kind == VALUE_OUT) && !x.who;
+}
+
+/* Adds "a touched [lo, hi) of o after `before`" to the digest, byte by byte: how the bytes are cut does not matter.
+ * Which of the zeros of padding is read, or written where it lies unread, makes no difference to anything. */
+static void digest(const actor *a, const object *o, const segment_state *s, bool writes, value x)
 {
     verifier *v = a->v;
     uint64_t n = s->hi - s->lo, h, index = (uint64_t)(o - v->objects);
+    if (is_padding(x))
+        return;
     if (index >= v->first_object[REGION_COUNT])
         index = UINT64_C(1) << 32;
     h = verify_mix(a->name + verify_mix(verify_identity(v, s->writer) + verify_mix(index * 2 + writes + 1)));
@@ -334,10 +342,22 @@ void object_read(actor *a, object *o, uint64_t lo, uint64_t hi, pieces *out)
         mark_read(a, s);
         v->result->accesses++;
         if (v->options->digest)
-            digest(a, o, s, false);
+            digest(a, o, s, false, s->v);
         pieces_add(v, out, s->hi - s->lo, s->v);
         lo = s->hi;
     }
+}
+
+bool object_fresh(object *o, uint64_t lo, uint64_t hi)
+{
+    if (lo >= hi)
+        return true;
+    for (cursor c = object_find(o, lo); lo < hi; c = cursor_next(o, c)) {
+        if (!c.l->item[c.i].unread)
+            return false;
+        lo = c.l->item[c.i].hi;
+    }
+    return true;
 }
 
 void object_peek(verifier *v, object *o, uint64_t lo, uint64_t hi, pieces *out)
@@ -355,7 +375,7 @@ void object_peek(verifier *v, object *o, uint64_t lo, uint64_t hi, pieces *out)
 /* Zeros may lie in what nobody will read, the unused rest of a block; an output continues what it overwrites. */
 static bool matters(value x)
 {
-    return x.kind != VALUE_NONE && x.kind != VALUE_ZERO && !(x.kind == VALUE_SUM && !x.who);
+    return x.kind != VALUE_NONE && x.kind != VALUE_ZERO && !is_padding(x);
 }
 
 static void check_unread(actor *a, object *o, const segment_state *s, value x)
@@ -410,7 +430,7 @@ static void write_piece(actor *a, object *o, uint64_t lo, uint64_t hi, value x)
         check_unread(a, o, s, x);
         v->result->accesses++;
         if (v->options->digest)
-            digest(a, o, s, true);
+            digest(a, o, s, true, x);
         readers_free(v, s->more);
         s->more = 0;
         at = s->hi;
