@@ -31,13 +31,21 @@ static const flag flags[] = {
      "of the shards (default: as gathered; else cast)"},
     {"grad-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(grad_dtype), 0, 0, "T",
      "of the gradients, or none (default: as gathered; opaque: none)"},
-    {"input", 0, FLAG_TEXT, CMD_PLAN | CMD_CHECK, AT(input), 0, 0, "adopted|argument",
+    {"input", 0, FLAG_TEXT, CMD_PLAN | CMD_CHECK | CMD_VERIFY, AT(input), 0, 0, "adopted|argument",
      "shards in the arena, or passed to each call (default: adopted without a cast)"},
     {"landing", 0, FLAG_TEXT, CMD_SHAPED, AT(landing), 0, 0, "ring|private", "where parameters land (default ring)"},
-    {"groups", 0, FLAG_NUMBER, CMD_PLAN | CMD_CHECK, AT(groups), 1, 64, "G",
+    {"groups", 0, FLAG_NUMBER, CMD_PLAN | CMD_CHECK | CMD_VERIFY, AT(groups), 1, 64, "G",
      "equal groups of these shapes (default 1)"},
     {"rank", 0, FLAG_NUMBER, CMD_PLAN, AT(rank), 0, TIDE_MAX_NODES * TIDE_MAX_LOCAL - 1, "R",
      "whose memory and ops to print (default 0)"},
+    {"audit", 0, FLAG_BOOL, CMD_VERIFY, AT(audit), 0, 0, NULL,
+     "every wave plan at L = 8 against a naive simulation of inbox blocks"},
+    {"mutate", 0, FLAG_BOOL, CMD_VERIFY, AT(mutate), 0, 0, NULL, "break op lists in one place each: is it noticed?"},
+    {"rank", 0, FLAG_NUMBER, CMD_VERIFY, AT(mutate_rank), 0, TIDE_MAX_NODES * TIDE_MAX_LOCAL - 1, "R",
+     "with --mutate: break this rank's ops only (default: all ranks')"},
+    {"params", 0, FLAG_NUMBER, CMD_VERIFY, AT(params), 1, TIDE_MAX_PARAMS, "P",
+     "parameters to make up without --model and --shapes (default 30)"},
+    {"seed", 0, FLAG_NUMBER, CMD_VERIFY, AT(seed), 0, INT64_MAX, "S", "of the random order of calls (default 1)"},
     {"ops", 0, FLAG_BOOL, CMD_PLAN, AT(ops), 0, 0, NULL, "print the op lists of that rank too"},
     {"threads", 0, FLAG_BOOL, CMD_RUNS, AT(threads), 0, 0, NULL, "ranks are threads of this process (default)"},
     {"procs", 0, FLAG_BOOL, CMD_RUNS, AT(procs), 0, 0, NULL, "ranks are processes"},
@@ -221,6 +229,7 @@ int cli_parse(cli *c, int argc, char **argv)
     c->iters = 20;
     c->warmup = 5;
     c->check = 1;
+    c->mutate_rank = -1;
     if (argc < 1)
         return cli_fail(c, "no command; try tide help");
     c->command = cli_find_command(strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0 ? "help" : argv[0]);

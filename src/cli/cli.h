@@ -17,8 +17,8 @@
 enum cli_exit { CLI_OK = 0, CLI_WRONG = 1, CLI_BAD = 2 };
 
 /* A flag says which commands take it by these bits. CMD_SHAPED: commands about groups of parameters on a topology. */
-enum cli_bit { CMD_PLAN = 1, CMD_CHECK = 2, CMD_BENCH = 4, CMD_INFO = 8, CMD_HELP = 16 };
-#define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH)
+enum cli_bit { CMD_PLAN = 1, CMD_CHECK = 2, CMD_BENCH = 4, CMD_INFO = 8, CMD_HELP = 16, CMD_VERIFY = 32 };
+#define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH | CMD_VERIFY)
 #define CMD_RUNS (CMD_CHECK | CMD_BENCH) /* commands that start ranks */
 
 typedef struct cli cli;
@@ -43,9 +43,10 @@ struct cli {
     const char *model, *shapes, *dtype, *shard_dtype, *grad_dtype, *input, *landing; /* NULL: not given */
     int64_t groups, calls; /* 0: not given */
     int64_t rank, seed;
-    bool threads, procs, json, ops, models;
+    bool threads, procs, json, ops, models, audit, mutate;
     int64_t min_bytes, max_bytes, factor, params; /* 0: not given */
     int64_t iters, warmup, check;
+    int64_t mutate_rank; /* -1: all ranks */
     tide_options options;
     bool knob_given[CLI_MAX_KNOBS]; /* by index in the knob table */
 };
@@ -96,10 +97,12 @@ typedef struct cli_model {
 extern const cli_model cli_models[];
 extern const size_t cli_n_models;
 
-/* plan.c, check.c, bench.c, info.c, help.c */
+/* plan.c, verify.c, audit.c, check.c, bench.c, info.c, help.c */
 int cli_plan(const cli *c);
 int cli_check(const cli *c);
 int cli_bench(const cli *c);
+int cli_verify(const cli *c);
+int cli_audit(const cli *c);
 int cli_info(const cli *c);
 int cli_help(const cli *c);
 int cli_help_command(FILE *f, const cli_command *command);

@@ -9,6 +9,11 @@ const cli_command cli_commands[] = {
      "Plans groups of parameters on M x L ranks and says what follows: where every byte lands, the rounds\n"
      "between nodes, waves and transfers, streams and counters, the memory of a rank, copies and puts. Starts\n"
      "nothing. Default: --model llama-3.1-70b."},
+    {"verify", CMD_VERIFY, cli_verify, "", "proofs: no race, no deadlock, every byte once, every sum N-way",
+     "Proves op lists of all ranks over several calls, in four orders: every access ordered, every wait with an\n"
+     "earlier producer, every byte of every result from where it has to come. Without flags about shapes it takes a\n"
+     "list of shapes that between them meet every mechanism. Last line: verify: proved: ... 0 violations, or\n"
+     "verify: K violations (exit 1)."},
     {"check", CMD_CHECK, cli_check, "", "real calls, every byte against a naive oracle",
      "Runs all-gathers and reduce-scatters on the host fabric and compares every byte with a naive oracle:\n"
      "gathered bytes bitwise, sums bitwise in the contract's order of additions and within 1e-5 of fp64.\n"
