@@ -55,10 +55,14 @@ def _installation(model):
     return found
 
 
-def uninstall(model):
-    """C  Stock FSDP2 again: shards are copied out of the arena, every arena without a view of yours is freed."""
+def uninstall(model, *, force=False):
+    """C  Stock FSDP2 again: shards are copied out of the arena, every arena without a view of yours is freed.
+
+    A gradient that has not been reduced (set_requires_gradient_sync(False), a backward that failed) is an error; with
+    `force` such gradients are dropped.
+    """
     found = _installation(model)
-    found.teardown()
+    found.teardown(force)
     found.pre_forward.remove()
     del installations[model]
 

@@ -97,7 +97,7 @@ class Binding:
         for p in self.params:
             for name in ("_tide", "alloc_all_gather_outputs", "free_unsharded_param", "_unsharded_param"):
                 p.__dict__.pop(name, None)
-            p.all_gather_outputs = []
+            p.all_gather_outputs, p.unsharded_accumulated_grad = [], None
         if self.adopts:
             for p, shard in zip(self.params, self.shards):
                 if shard is not None and p._sharded_param_data is shard:

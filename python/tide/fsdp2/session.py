@@ -249,10 +249,10 @@ class Installation:
 
     # ---- the way back ------------------------------------------------------------------------------------------------
 
-    def teardown(self):
+    def teardown(self, force=False):
         """C  Leaves stock FSDP2 with shards of its own."""
         for b in self.bindings:
-            if b.on_tide and (reason := b.busy()):
+            if b.on_tide and not force and (reason := b.busy()):
                 raise TideError(f"uninstall: {reason}: uninstall between steps", code_of("TIDE_ERR_STATE"))
         hooks.drop()
         for unit in self.units:
