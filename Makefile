@@ -20,7 +20,7 @@ UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/un
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c)))
 
-.PHONY: all lib cli units unit test venv deps benches bench clean install uninstall
+.PHONY: all lib cli units unit test venv demo deps benches bench clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -55,6 +55,9 @@ test:
 # A Python with torch and the test packages; .venv when PYTHON has them not.
 venv:
 	@sh scripts/python.sh
+# Stock FSDP2 and TIDE train the same small transformer, side by side. STEPS=n, TEXT=file-or-folder.
+demo: lib
+	@TIDE_BUILD=$(abspath $(BUILD)) PYTHONPATH=$(CURDIR)/python "$$(sh scripts/python.sh)" -m tide.demo $(if $(STEPS),--steps $(STEPS)) $(if $(TEXT),--text "$(TEXT)")
 deps: lib $(if $(CLI_SRC),cli)
 	@python3 scripts/check_deps.py $(BUILD)
 

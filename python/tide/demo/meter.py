@@ -189,7 +189,9 @@ class Audit:
         return result
 
     def worst(self, divide_by=None):
-        mine = max((err / max(1.0, largest) for err, largest, _, _ in self.errors(divide_by).values()), default=0.0)
+        mine = max(
+            (error / largest for error, largest, _, _ in self.errors(divide_by).values() if largest), default=0.0
+        )
         out = torch.tensor([mine], dtype=torch.float64)
         dist.all_reduce(out, op=dist.ReduceOp.MAX)
         return out.item()
