@@ -26,10 +26,3 @@ def pool():
 @pytest.fixture(params=TOPOLOGIES, scope="session")
 def node_size(request):
     return TOPOLOGIES[request.param]
-
-
-def pytest_collection_modifyitems(items):
-    """Topology by topology is the order in which a failure says most; the pool does not care."""
-    items.sort(
-        key=lambda item: getattr(item, "callspec", None) is not None and str(item.callspec.params.get("node_size", ""))
-    )
