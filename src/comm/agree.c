@@ -11,13 +11,6 @@
 
 enum { MAX_RANKS = TIDE_MAX_NODES * TIDE_MAX_LOCAL, NAME_BYTES = 64, TEXT_BYTES = 448 };
 
-static int exchange(const fab_open *open, const void *in, void *out, size_t bytes)
-{
-    if (open->allgather(open->allgather_context, in, out, bytes) != 0)
-        return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
-    return TIDE_OK;
-}
-
 int comm_agree_size(const fab_open *open)
 {
     /* On the stack and large enough for any group, since n_ranks is what is in doubt. Entries nobody writes keep the
@@ -28,7 +21,7 @@ int comm_agree_size(const fab_open *open)
 
     for (uint32_t r = 0; r < MAX_RANKS; r++)
         seen[r] = own;
-    status = exchange(open, &own, seen, sizeof own);
+    status = fab_allgather(open, &own, seen, sizeof own);
     if (status != TIDE_OK)
         return status;
     for (uint32_t r = 0; r < n; r++) { /* as far as the largest belief, so that all see the same difference */
@@ -40,7 +33,7 @@ int comm_agree_size(const fab_open *open)
     own = (uint16_t)open->rank;
     for (uint32_t r = 0; r < MAX_RANKS; r++)
         seen[r] = UINT16_MAX;
-    status = exchange(open, &own, seen, sizeof own);
+    status = fab_allgather(open, &own, seen, sizeof own);
     for (uint32_t r = 0; status == TIDE_OK && r < n; r++) {
         if (seen[r] != r)
             return tide_fail(TIDE_ERR_MISMATCH,
@@ -154,7 +147,7 @@ int comm_agree_fields(const fab_open *open, int64_t *scratch, const char *where,
 
     for (uint32_t i = 0; i < n_fields; i++)
         own[i] = fields[i].value;
-    status = exchange(open, own, scratch, stride);
+    status = fab_allgather(open, own, scratch, stride);
     for (uint32_t i = 0; status == TIDE_OK && i < n_fields; i++) {
         const char *values = (const char *)(scratch + i);
         if (!all_equal(values, stride, sizeof(int64_t), open->n_ranks))
@@ -168,7 +161,7 @@ static int agree_name(const fab_open *open, int64_t *scratch, const char *where,
     char own[NAME_BYTES] = {0};
     int status;
     snprintf(own, sizeof own, "%s", name ? name : "");
-    status = exchange(open, own, scratch, sizeof own);
+    status = fab_allgather(open, own, scratch, sizeof own);
     if (status == TIDE_OK && !all_equal((const char *)scratch, NAME_BYTES, NAME_BYTES, open->n_ranks))
         status = mismatch(where, "name", -1, (const char *)scratch, NAME_BYTES, NAME_BYTES, open->n_ranks);
     return status;
@@ -236,7 +229,7 @@ static int first_difference(const fab_open *open, int64_t *scratch, const void *
         int status;
         for (uint32_t i = 0; i < count; i++)
             own[i] = digest(items, base + i);
-        status = exchange(open, own, scratch, count * sizeof own[0]);
+        status = fab_allgather(open, own, scratch, count * sizeof own[0]);
         if (status != TIDE_OK)
             return status;
         for (uint32_t i = 0; i < count; i++) {

@@ -73,8 +73,9 @@ static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
     uint64_t own = comm_host_identity(), *hosts = (uint64_t *)comm->scratch;
     int status;
 
-    if (comm->open.allgather(comm->open.allgather_context, &own, hosts, sizeof own) != 0)
-        return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    status = fab_allgather(&comm->open, &own, hosts, sizeof own);
+    if (status != TIDE_OK)
+        return status;
     for (uint32_t r = 1; r < comm->open.n_ranks; r++) {
         if (hosts[r] != hosts[0])
             return tide_fail(TIDE_ERR_UNSUPPORTED,

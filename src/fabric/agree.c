@@ -4,6 +4,19 @@
 
 #include "fabric/fabric.h"
 
+int fab_allgather(const fab_open *desc, const void *in, void *out, size_t bytes)
+{
+    char before[512], said[200];
+
+    snprintf(before, sizeof before, "%s", tide_last_error());
+    if (desc->allgather(desc->allgather_context, in, out, bytes) == 0)
+        return TIDE_OK;
+    if (strcmp(before, tide_last_error()) == 0) /* not the library's own */
+        return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    snprintf(said, sizeof said, "%s", tide_last_error());
+    return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed: %s", said);
+}
+
 /* Works without the heap, so that a rank that is out of memory can still say so: the text of the failing rank travels
  * in pieces that fit a fixed buffer. */
 int fab_agree(const fab_open *desc, int status)
@@ -12,13 +25,15 @@ int fab_agree(const fab_open *desc, int status)
     char gathered[ROOM], own[TEXT] = {0}, text[TEXT] = {0};
     signed char code = (signed char)status;
     uint32_t piece, who;
+    int exchanged;
 
     if (desc->n_ranks > ROOM)
         return tide_fail(TIDE_ERR_ARGUMENT, "n_ranks: %u is not in 1..%d", desc->n_ranks, ROOM);
     if (status != TIDE_OK)
         snprintf(own, sizeof own, "%s", tide_last_error());
-    if (desc->allgather(desc->allgather_context, &code, gathered, 1) != 0)
-        return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    exchanged = fab_allgather(desc, &code, gathered, 1);
+    if (exchanged != TIDE_OK)
+        return exchanged;
     for (who = 0; who < desc->n_ranks && gathered[who] == 0; who++)
         continue;
     if (who == desc->n_ranks)
@@ -27,8 +42,9 @@ int fab_agree(const fab_open *desc, int status)
     piece = (uint32_t)tide_min_u64(TEXT, ROOM / desc->n_ranks);
     for (uint32_t at = 0; at < TEXT; at += piece) {
         uint32_t n = (uint32_t)tide_min_u64(piece, TEXT - at);
-        if (desc->allgather(desc->allgather_context, own + at, gathered, n) != 0)
-            return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+        exchanged = fab_allgather(desc, own + at, gathered, n);
+        if (exchanged != TIDE_OK)
+            return exchanged;
         memcpy(text + at, gathered + (size_t)who * n, n);
     }
     text[TEXT - 1] = '\0';

@@ -196,6 +196,9 @@ int fab_host_open(const fab_open *desc, fab_device **out);
 
 /* ---- set-up helpers -------------------------------------------------------------------------- */
 
+/* C  The caller's all-gather. TIDE_ERR_SYSTEM when it fails, with what it said if it is one of the library's. */
+int fab_allgather(const fab_open *desc, const void *in, void *out, size_t bytes);
+
 /* Every rank's contribution `status` is exchanged; returns TIDE_OK only if all are OK, else the lowest failing rank's
  * code and text on all ranks alike. The building block of "all or none". */
 int fab_agree(const fab_open *desc, int status);

@@ -4,13 +4,16 @@
  * Every rank listens on a name that the kernel picks (nothing is left in a file system when a process dies) and pushes
  * its descriptor to each peer that wants it. A connect and a small send succeed as soon as the listener exists, so
  * nobody has to accept before everybody has sent: no order of the ranks can lock up. The receiver takes a message only
- * from a process of its own user that shows the token which the receiver gave out through the all-gather.
+ * from a process of its own user that shows the token which the receiver gave out through the all-gather. Until a peer's
+ * parcel has come its process is watched: one that dies will not send it.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stddef.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -71,7 +74,7 @@ static int same_user(int s, struct ucred *cred)
     return TIDE_OK;
 }
 
-static int send_parcel(const card *to, uint32_t rank, int fd)
+static int send_parcel(const card *to, uint32_t rank, int fd, pid_t *peer)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     parcel p = {.token = {to->token[0], to->token[1]}, .rank = rank};
@@ -81,12 +84,17 @@ static int send_parcel(const card *to, uint32_t rank, int fd)
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     struct cmsghdr *header;
     struct ucred cred;
-    int status = TIDE_OK, s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int status = TIDE_OK, s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), failed;
+    ssize_t sent;
 
     if (s < 0)
         return system_error("socket");
     memcpy(name.sun_path, to->name, to->name_bytes);
-    if (connect(s, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes)) != 0)
+    do
+        failed =
+            connect(s, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes));
+    while (failed && errno == EINTR);
+    if (failed)
         status = system_error("connect");
     if (status == TIDE_OK)
         status = same_user(s, &cred);
@@ -97,18 +105,64 @@ static int send_parcel(const card *to, uint32_t rank, int fd)
         header->cmsg_type = SCM_RIGHTS;
         header->cmsg_len = CMSG_LEN(sizeof fd);
         memcpy(CMSG_DATA(header), &fd, sizeof fd);
-        if (sendmsg(s, &message, MSG_NOSIGNAL) != (ssize_t)sizeof p)
+        do
+            sent = sendmsg(s, &message, MSG_NOSIGNAL);
+        while (sent < 0 && errno == EINTR);
+        if (sent != (ssize_t)sizeof p)
             status = system_error("sendmsg");
+        *peer = cred.pid;
     }
     close(s);
     return status;
 }
 
-/* Takes one message. *from = n_ranks when a stranger knocked: the connection is dropped and the wait goes on. */
-static int take_parcel(int listener, const card *own, uint32_t n_ranks, int64_t deadline, uint32_t *from, int *fd,
-                       int64_t *pid)
+/* A rank that fails before it has sent would keep its peers waiting, so it must not run out of descriptors in between: a
+ * peer's process is watched until its descriptor has come, one more message is in hand. */
+static int check_descriptors(int fd, uint32_t n_peers)
 {
-    struct pollfd ready = {.fd = listener, .events = POLLIN};
+    enum { IN_HAND = 3 };
+    uint32_t wanted = n_peers + IN_HAND, n = 0;
+    int *probe = tide_calloc(wanted, sizeof *probe);
+    int status = TIDE_OK;
+
+    if (!probe)
+        return TIDE_ERR_MEMORY;
+    while (n < wanted && (probe[n] = fcntl(fd, F_DUPFD_CLOEXEC, 0)) >= 0)
+        n++;
+    if (n < wanted)
+        status = tide_fail(TIDE_ERR_SYSTEM, "handle exchange: %u free file descriptors, expected %u for %u peers: %s",
+                           n, wanted, n_peers, strerror(errno));
+    while (n > 0)
+        close(probe[--n]);
+    tide_free(probe);
+    return status;
+}
+
+/* watch[r + 1] becomes readable when process `pid` of rank r ends. One of another pid namespace (0) cannot be watched.
+ */
+static int watch_peer(struct pollfd *watch, uint32_t rank, pid_t pid)
+{
+    if (pid <= 0)
+        return TIDE_OK;
+    watch[rank + 1].fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (watch[rank + 1].fd >= 0)
+        return TIDE_OK;
+    return errno == ESRCH
+               ? tide_fail(TIDE_ERR_PEER_DEAD, "rank %u (process %ld) died during set-up", rank, (long)pid)
+               : system_error("pidfd_open");
+}
+
+static void unwatch_peer(struct pollfd *watch, uint32_t rank)
+{
+    if (watch[rank + 1].fd >= 0)
+        close(watch[rank + 1].fd);
+    watch[rank + 1].fd = -1;
+}
+
+/* Takes one message. *from = n_ranks when a stranger knocked: the connection is dropped and the wait goes on. */
+static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, int64_t deadline, uint32_t *from,
+                       int *fd, int64_t *pid)
+{
     parcel p;
     struct iovec part = {&p, sizeof p};
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
@@ -119,19 +173,24 @@ static int take_parcel(int listener, const card *own, uint32_t n_ranks, int64_t 
     struct ucred cred;
     int64_t left = (deadline - tide_now_ns()) / 1000000;
     ssize_t got;
-    int s;
+    int s, n = left <= 0 ? 0 : poll(watch, n_ranks + 1, (int)left);
 
     *from = n_ranks;
     *fd = -1;
-    if (left <= 0 || poll(&ready, 1, (int)left) == 0)
+    if (n == 0)
         return tide_fail(TIDE_ERR_SYSTEM, "handle exchange: a peer has not connected within %d ms", HANDSHAKE_MS);
-    s = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    for (uint32_t r = 0; n > 0 && !watch[0].revents && r < n_ranks; r++) /* what it sent before it died comes first */
+        if (watch[r + 1].revents)
+            return tide_fail(TIDE_ERR_PEER_DEAD, "handle exchange: rank %u died during set-up", r);
+    s = accept4(watch[0].fd, NULL, NULL, SOCK_CLOEXEC);
     if (s < 0)
         return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED ? TIDE_OK : system_error("accept");
     setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     if (same_user(s, &cred) != TIDE_OK)
         goto stranger;
-    got = recvmsg(s, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+    do
+        got = recvmsg(s, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+    while (got < 0 && errno == EINTR);
     header = CMSG_FIRSTHDR(&message);
     if (got >= 0 && header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
         memcpy(fd, CMSG_DATA(header), sizeof *fd);
@@ -157,6 +216,7 @@ stranger:
 int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers, int fd, int *fds, int64_t *pids)
 {
     card own = {0}, *cards = NULL;
+    struct pollfd *watch = NULL;
     uint32_t n_peers = 0, missing;
     int listener = -1;
     int64_t deadline;
@@ -165,24 +225,35 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
         fds[r] = -1;
         n_peers += peers[r] != 0 && r != desc->rank;
     }
-    if (status == TIDE_OK && !(cards = tide_calloc(desc->n_ranks, sizeof *cards)))
+    if (status == TIDE_OK && (!(cards = tide_calloc(desc->n_ranks, sizeof *cards)) ||
+                              !(watch = tide_calloc((size_t)desc->n_ranks + 1, sizeof *watch))))
         status = TIDE_ERR_MEMORY;
+    for (uint32_t i = 0; watch && i <= desc->n_ranks; i++)
+        watch[i] = (struct pollfd){.fd = -1, .events = POLLIN};
     if (status == TIDE_OK && n_peers)
         status = listen_anywhere(&own, n_peers, &listener);
+    if (status == TIDE_OK && n_peers)
+        status = check_descriptors(fd, n_peers);
     status = fab_agree(desc, status);
-    if (status == TIDE_OK && desc->allgather(desc->allgather_context, &own, cards, sizeof own) != 0)
-        status = tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    if (status == TIDE_OK)
+        status = fab_allgather(desc, &own, cards, sizeof own);
     if (status != TIDE_OK)
         goto done;
-    for (uint32_t r = 0; r < desc->n_ranks && status == TIDE_OK; r++)
-        if (peers[r] && r != desc->rank)
-            status = send_parcel(&cards[r], desc->rank, fd);
+    watch[0].fd = listener;
+    for (uint32_t r = 0; r < desc->n_ranks && status == TIDE_OK; r++) {
+        pid_t peer = 0;
+        if (!peers[r] || r == desc->rank)
+            continue;
+        status = send_parcel(&cards[r], desc->rank, fd, &peer);
+        if (status == TIDE_OK)
+            status = watch_peer(watch, r, peer);
+    }
     deadline = tide_now_ns() + (int64_t)HANDSHAKE_MS * 1000000;
     for (missing = n_peers; missing && status == TIDE_OK;) {
         uint32_t from;
         int64_t pid = 0;
         int got;
-        status = take_parcel(listener, &own, desc->n_ranks, deadline, &from, &got, &pid);
+        status = take_parcel(watch, &own, desc->n_ranks, deadline, &from, &got, &pid);
         if (status != TIDE_OK || from == desc->n_ranks)
             continue;
         if (!peers[from] || fds[from] >= 0) {
@@ -191,6 +262,7 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
             continue;
         }
         fds[from] = got;
+        unwatch_peer(watch, from);
         if (pids)
             pids[from] = pid;
         missing--;
@@ -204,8 +276,11 @@ done:
             fds[r] = -1;
         }
     }
+    for (uint32_t r = 0; watch && r < desc->n_ranks; r++)
+        unwatch_peer(watch, r);
     if (listener >= 0)
         close(listener);
+    tide_free(watch);
     tide_free(cards);
     return status;
 }

@@ -6,6 +6,27 @@
 
 #include "fabric/host/host.h"
 
+/* Reserves the pages in steps: a signal that interrupts a step takes only that step back, and a program with a timer
+ * still gets to the end. */
+static int reserve(int fd, uint64_t bytes)
+{
+    enum { STEP = 4 << 20 };
+    uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+
+    if (bytes > machine) /* the kernel would find out by killing somebody */
+        return tide_fail(TIDE_ERR_MEMORY, "shared memory: %llu bytes, expected at most the machine's %llu",
+                         (unsigned long long)bytes, (unsigned long long)machine);
+    for (uint64_t at = 0; at < bytes;) {
+        uint64_t n = tide_min_u64(STEP, bytes - at);
+        if (fallocate(fd, 0, (off_t)at, (off_t)n) == 0)
+            at += n;
+        else if (errno != EINTR)
+            return tide_fail(TIDE_ERR_MEMORY, "fallocate of %llu bytes: %s", (unsigned long long)bytes,
+                             strerror(errno));
+    }
+    return TIDE_OK;
+}
+
 int host_memory_create(const char *name, uint64_t bytes, host_memory **out)
 {
     host_memory *m = tide_calloc(1, sizeof *m);
@@ -21,9 +42,8 @@ int host_memory_create(const char *name, uint64_t bytes, host_memory **out)
      * SIGBUS. */
     if (m->fd < 0)
         status = tide_fail(TIDE_ERR_SYSTEM, "memfd_create: %s", strerror(errno));
-    else if (fallocate(m->fd, 0, 0, (off_t)m->bytes) != 0)
-        status =
-            tide_fail(TIDE_ERR_MEMORY, "fallocate of %llu bytes: %s", (unsigned long long)m->bytes, strerror(errno));
+    else
+        status = reserve(m->fd, m->bytes);
     if (status == TIDE_OK) {
         m->base = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
         if (m->base == MAP_FAILED) {
@@ -96,10 +116,9 @@ int host_memory_exchange(const fab_open *desc, int status, uint64_t process, hos
     status = fab_agree(desc, status);
     if (status != TIDE_OK)
         goto done;
-    if (desc->allgather(desc->allgather_context, &id, ids, sizeof id) != 0) {
-        status = tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    status = fab_allgather(desc, &id, ids, sizeof id);
+    if (status != TIDE_OK)
         goto done;
-    }
     for (uint32_t r = 0; r < n; r++) {
         bool here = ids[r].pid == id.pid && ids[r].process == id.process;
         remote[r] = peers[r] && r != desc->rank && !here;
