@@ -161,7 +161,8 @@ static bool by_flags(const cli *c)
     for (int i = 0; i < CLI_MAX_KNOBS; i++)
         if (c->knob_given[i])
             return true;
-    return c->nodes || c->local || c->model || c->shapes || c->params || c->groups;
+    return c->nodes || c->local || c->model || c->shapes || c->params || c->groups || c->dtype || c->shard_dtype ||
+           c->grad_dtype || c->input || c->landing;
 }
 
 /* ---- proving ----------------------------------------------------------------------------------------------------- */
@@ -319,7 +320,16 @@ static int cli_mutate(const cli *c)
 
 int cli_verify(const cli *c)
 {
+    static const char *const made_up_flags[] = {"params", NULL};
     if (c->audit && c->mutate)
         return cli_fail(c, "--audit: excludes --mutate");
+    if (c->audit && by_flags(c))
+        return cli_fail(c, "--audit: takes no flags about shapes and no knobs: it audits every plan at L = 8");
+    if (c->mutate_rank >= 0 && !c->mutate)
+        return cli_fail(c, "--rank: goes with --mutate");
+    if (c->mutate_rank >= 0 && !by_flags(c))
+        return cli_fail(c, "--rank: needs flags about shapes");
+    if ((c->model || c->shapes) && cli_refuse_given(c, made_up_flags, "excludes --model and --shapes") != CLI_OK)
+        return CLI_BAD;
     return c->audit ? cli_audit(c) : c->mutate ? cli_mutate(c) : cli_prove(c);
 }

@@ -59,3 +59,6 @@ def test_bad_flags(tide):
     result = tide("verify", "--nodes", 9, "--local", 8, "--w-wave", 3)
     assert result.code == 2 and "contributors 8 and 9 of wave 2" in result.err
     assert tide("verify", "--mutate", "--nodes", 1, "--local", 2, "--rank", 2).code == 2
+    assert tide("verify", "--nodes", 2, "--rank", 1).code == 2
+    assert tide("verify", "--audit", "--nodes", 2).code == 2
+    assert tide("verify", "--model", "llama-3.1-70b", "--params", 3).code == 2

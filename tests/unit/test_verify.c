@@ -631,6 +631,31 @@ static void random_plans_are_proved(void **state)
     }
 }
 
+/* Allocation n fails, for n = 1.. until none does: an error each time, and nothing is kept (the sanitizer's run sees
+ * that). */
+static void every_allocation_may_fail(void **state)
+{
+    static random_plan r;
+    const verify_options options = {0};
+    tide_plan *plan = draw_plan(&r, 3);
+    proof_result result;
+    uint64_t n = 1, step = 1;
+    (void)state;
+    for (;; n += step) {
+        int status;
+        tide_alloc_fail_at(n);
+        status = proof_plan(plan, PROOF_ALL_ORDERS, 1, &options, &result);
+        tide_alloc_fail_at(0);
+        if (status == TIDE_OK)
+            break;
+        assert_int_equal(status, TIDE_ERR_MEMORY);
+        step = 1 + n / 64;
+    }
+    assert_int_equal(result.violations, 0);
+    assert_true(n > 500);
+    tide_plan_destroy(plan);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -638,6 +663,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(waits_without_producer_are_stuck), cmocka_unit_test(lanes_block),
         cmocka_unit_test(bytes_are_accounted_for),       cmocka_unit_test(events_and_counters_add_up),
         cmocka_unit_test(forbidden_operations_are_named), cmocka_unit_test(sums_take_each_rank_once),
+        cmocka_unit_test(every_allocation_may_fail),
         cmocka_unit_test(random_plans_are_proved),
     };
     if (argc > 1)
