@@ -1,6 +1,15 @@
 /* run.c - replays a bound program: a loop over its ops, each one verb. */
 #include "engine/state.h"
 
+/* Chunks of a reduce-scatter are posted ahead of the sum, by the staging's slots; a rank leaves the call only behind the
+ * sums of all others. A landing slot may be declared free for the next all-gather while this one is under way. */
+static int tag_check(const bound_op *o)
+{
+    if (!(o->flags & OP_CHECK_TAG))
+        return FAB_CHECK_NONE;
+    return o->scope == SCOPE_LOCAL && o->resource < RESOURCE_SLOT0 ? FAB_CHECK_ANY : FAB_CHECK_EQUAL;
+}
+
 static int run_op(engine *e, const bound_op *o, fab_call *call, uint32_t parity, const uint64_t *base)
 {
     const fab_device_verbs *verbs = e->device->verbs;
@@ -20,8 +29,8 @@ static int run_op(engine *e, const bound_op *o, fab_call *call, uint32_t parity,
         return verbs->signal(e->queue, o->stream, call, list, o->n, base[o->resource] + o->delta);
     case OP_WAIT:
         if (o->scope == SCOPE_RAIL)
-            return rail->wait(o->rail, o->stream, call, list, o->n, o->flags & OP_CHECK_TAG, &o->where);
-        return verbs->wait(e->queue, o->stream, call, list, o->n, base[o->resource] + o->delta, o->flags & OP_CHECK_TAG,
+            return rail->wait(o->rail, o->stream, call, list, o->n, tag_check(o), &o->where);
+        return verbs->wait(e->queue, o->stream, call, list, o->n, base[o->resource] + o->delta, tag_check(o),
                            &o->where);
     case OP_RECORD:
         return verbs->record(e->queue, o->stream, o->event[parity]);

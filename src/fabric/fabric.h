@@ -72,6 +72,10 @@ typedef struct fab_post { fab_word *word; uint32_t rank; } fab_post; /* rank: wh
 typedef struct fab_put { uint32_t peer; uint16_t ctx, sig; void *dst; const void *src; uint64_t bytes; } fab_put;
 typedef struct fab_rail_post { uint32_t peer; uint16_t ctx, sig; uint32_t count; } fab_rail_post;
 
+/* A poster may be ahead of the waiter: then its word's tag can be that of a later call (only a word that equals the
+ * awaited value says something), or, where no poster can leave the call before this wait, must be this call's. */
+enum fab_check { FAB_CHECK_NONE, FAB_CHECK_EQUAL, FAB_CHECK_ANY };
+
 /* Where a wait's failure is said to be. Static for the life of the queue. */
 typedef struct fab_where { const char *phase; uint32_t op; } fab_where;
 
@@ -140,7 +144,7 @@ typedef struct fab_device_verbs {
     int (*reduce)(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce *reduce);
     /* Stores {value, the call's tag} in n words of local ranks, after all that the stream did before. */
     int (*signal)(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value);
-    /* Until n words are >= value. check: a word that equals value must carry the call's tag, else TIDE_ERR_MISMATCH. */
+    /* Until n words are >= value. check (fab_check): whose tag must be the call's, else TIDE_ERR_MISMATCH. */
     int (*wait)(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value,
                 int check, const fab_where *where);
     int (*record)(fab_queue *q, uint32_t stream, fab_event *e);

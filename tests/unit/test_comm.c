@@ -728,6 +728,60 @@ static void test_order_mismatch(void **state)
     assert_int_equal(threads_run(2, order_body, NULL), 0);
 }
 
+typedef struct masks {
+    uint32_t node_size, odd; /* rank `odd` has another subset than the others */
+    unsigned usual, other;
+    int64_t chunk;
+    uint32_t late_us; /* the others come so much later: the odd one is as far ahead as it can get */
+} masks;
+
+static int masks_body(threads_rank *rank)
+{
+    const masks *m = rank->context;
+    unsigned present = rank->rank == m->odd ? m->other : m->usual;
+    tide_options options = TIDE_OPTIONS_INIT;
+    tide_reduce_scatter_args a = TIDE_REDUCE_SCATTER_ARGS_INIT;
+    void *grads[SMALL_PARAMS];
+    float out[1024];
+    small_layer s;
+    tide_group *g;
+    tide_comm *comm;
+    int status;
+    options.chunk = m->chunk;
+    CHECK(small_comm(rank, m->node_size, &options, &comm) == TIDE_OK);
+    small_init(&s, rank, "x", TIDE_BF16, TIDE_BF16, TIDE_BF16, 0);
+    CHECK(tide_groups_create(comm, &s.desc, 1, &g) == TIDE_OK);
+    small_grads(&s, 0, TIDE_BF16, present, grads);
+    a.grads = (const void *const *)grads;
+    a.out = out;
+    if (rank->rank != m->odd)
+        usleep(m->late_us);
+    status = tide_reduce_scatter(g, &a, NULL);
+    if (status == TIDE_OK)
+        status = tide_wait(g, TIDE_DONE, NULL);
+    CHECK(status == TIDE_ERR_MISMATCH); /* on all ranks: nobody takes a wrong sum for a good one */
+    CHECK(tide_comm_destroy(comm) == TIDE_OK);
+    small_free(grads);
+    return 0;
+}
+
+static void test_masks_differ(void **state)
+{
+    /* one rank of a node, one of several nodes, a node that is one rank; equal and different numbers of chunks */
+    static const struct {
+        uint32_t n, node_size;
+    } shapes[] = {{2, 2}, {3, 3}, {4, 2}, {3, 1}, {6, 2}};
+    static const unsigned pairs[][2] = {{15, 13}, {13, 15}, {5, 11}, {1, 2}, {4, 8}};
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (size_t k = 0; k < sizeof pairs / sizeof pairs[0]; k++) {
+            masks m = {shapes[i].node_size, (uint32_t)k % shapes[i].n, pairs[k][0], pairs[k][1], 16, 0};
+            for (m.late_us = 0; m.late_us <= 2000; m.late_us += 2000)
+                assert_int_equal(threads_run(shapes[i].n, masks_body, &m), 0);
+        }
+    }
+}
+
 /* ---- fork --------------------------------------------------------------------------------------- */
 
 static int child_calls(tide_comm *comm, tide_group *g, DLManagedTensor *view)
@@ -798,6 +852,7 @@ int main(void)
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_order_mismatch),
+        cmocka_unit_test(test_masks_differ),
         cmocka_unit_test(test_out_of_memory),
         cmocka_unit_test(test_forked_child),
     };

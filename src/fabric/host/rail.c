@@ -96,7 +96,7 @@ static int rail_signal(fab_rail *r, uint32_t stream, fab_call *call, const fab_r
 static int rail_wait(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n, int check,
                      const fab_where *where)
 {
-    host_item item = {.kind = ITEM_RAIL_WAIT, .check = check != 0, .n = n, .list = posts, .object = r, .tag = call->tag,
+    host_item item = {.kind = ITEM_RAIL_WAIT, .check = (uint16_t)check, .n = n, .list = posts, .object = r, .tag = call->tag,
                       .number = call->number, .enqueued = r->queue->now, .where = where};
     return host_enqueue(r->queue, stream, &item);
 }

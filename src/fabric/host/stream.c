@@ -234,7 +234,7 @@ int host_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *p
 int host_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value,
               int check, const fab_where *where)
 {
-    host_item item = {.kind = ITEM_WAIT, .check = check != 0, .n = n, .list = posts, .value = value, .tag = call->tag,
+    host_item item = {.kind = ITEM_WAIT, .check = (uint16_t)check, .n = n, .list = posts, .value = value, .tag = call->tag,
                       .number = call->number, .enqueued = q->now, .where = where};
     return host_enqueue(q, stream, &item);
 }
