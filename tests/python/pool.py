@@ -22,6 +22,7 @@ class RankError(AssertionError):
 class Pool:
     def __init__(self, size, limit_s=240):
         self.size, self.limit_s, self.ranks = size, limit_s, []
+        self.grace_s = 3  # for the others, once one has failed
 
     def __enter__(self):
         return self
@@ -78,7 +79,7 @@ class Pool:
                     results[rank] = value
                 else:  # the others may wait for it: they get a moment to say where they are
                     errors.append((rank, value))
-                    until = min(until, time.monotonic() + 3)
+                    until = min(until, time.monotonic() + self.grace_s)
         errors += [(rank, "no answer") for rank, _ in waiting.values()]
         if errors:
             self.stop(kill=True)  # its groups may be anywhere

@@ -8,6 +8,12 @@ import torch.nn as nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
+try:
+    from torch.distributed.fsdp import DataParallelMeshDims
+except ImportError:
+    DataParallelMeshDims = None
+from torch.distributed.tensor import Shard, distribute_module
+
 import tide.fsdp2
 import training as t
 from tide.fsdp2 import support
@@ -111,15 +117,17 @@ def offload_on_accelerator():
         support.group_reason(
             Accelerator(t.shard(t.fill(t.Net()))._get_fsdp_state()._fsdp_param_group, device=torch.device("cuda"))
         ),
+        support.group_reason(Accelerator(group, mesh_info=None)),
         support.group_reason(group),
     )
 
 
 def test_cpu_offload_on_an_accelerator(pool):
-    offload, pinned, device, here = alike(pool, offload_on_accelerator)
+    offload, pinned, device, replicated, here = alike(pool, offload_on_accelerator)
     assert offload == "CPU offload on an accelerator (cuda)"
     assert pinned == "CPU offload on an accelerator (cpu)"
     assert device == "device cuda: only the host fabric is built"
+    assert replicated == "replicated parameters: there is no shard group"
     assert here is None  # to a CPU there is nothing to offload
 
 
@@ -233,6 +241,35 @@ def test_more_than_4096_parameters(pool):
     expect(found, "4097 parameters, at most 4096", ["(root)"])
 
 
+def empty(node_size):
+    def build():
+        model = t.fill(t.Net())
+        model.blocks[2].nothing = nn.Parameter(torch.zeros(0, 3))
+        return t.shard(model)
+
+    return reports(build, node_size, on_tide=["(root)", "blocks.0", "blocks.1"])
+
+
+def test_parameters_without_elements(pool):
+    expect(alike(pool, empty, 2), "nothing: no elements", ["blocks.2"])
+
+
+def spmd(node_size):
+    whole = t.mesh(4, names=("dp",))
+    model = distribute_module(t.fill(t.Net()), whole)
+    dims = DataParallelMeshDims(shard="dp")
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=whole, dp_mesh_dims=dims)
+    found = tide.fsdp2.install(model, node_size=node_size)
+    tide.fsdp2.uninstall(model)
+    return [(g.module, g.path, g.reason) for g in found]
+
+
+@pytest.mark.skipif(DataParallelMeshDims is None, reason="this torch has no SPMD meshes")
+def test_spmd_mesh(pool):
+    expect(alike(pool, spmd, 2), "a DTensor on an SPMD mesh")
+
+
 # ---- agreement and refusal -------------------------------------------------------------------------------------------
 
 
@@ -308,6 +345,17 @@ def test_different_models_are_refused(pool):
     assert name == "TIDE_ERR_MISMATCH" and "rank 1" in text and "blocks.0" in text, text
 
 
+def other_options():
+    with pytest.raises(tide.fsdp2.TideError) as error:
+        tide.fsdp2.install(t.shard(t.fill(t.Net())), options={"n_stg": 3 if torch.distributed.get_rank() == 1 else 2})
+    return str(error.value), error.value.name
+
+
+def test_different_options_are_refused(pool):
+    text, name = alike(pool, other_options)
+    assert name == "TIDE_ERR_MISMATCH" and "n_stg" in text and "rank 1" in text, text
+
+
 def unknown_torch(monkeypatch_name):
     stock = dict(support.STOCK)
     support.torch_reason.cache_clear()
@@ -324,3 +372,12 @@ def test_unknown_signatures(name):
     reason = unknown_torch(name)
     assert name in reason and "something_new" in reason and torch.__version__ in reason
     assert support.torch_reason() is None
+
+
+def uneven_shard_1():
+    with pytest.raises(NotImplementedError, match="uneven sharding on dim 1"):
+        fully_shard(nn.Linear(6, 4), mesh=t.mesh(), shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else None)
+
+
+def test_uneven_shard_1(pool):
+    pool.run(uneven_shard_1)

@@ -183,6 +183,21 @@ def test_nested_groups_and_root(pool, node_size):
     pool.run(nested, node_size, t.MIXED)
 
 
+def over_several_modules(node_size, policy):
+    """fully_shard([first, head]): held from the first of them to the last."""
+
+    def build():
+        model = t.fill(t.Net())
+        return t.shard(model, [*model.blocks, [model.first, model.head]], mp_policy=policy)
+
+    report = t.run_both(build, node_size)
+    assert "first, head" in [g.module for g in report], report
+
+
+def test_fully_shard_over_several_modules(pool, node_size):
+    pool.run(over_several_modules, node_size, t.MIXED)
+
+
 def no_reshard(node_size, policy):
     report = t.run_both(lambda: t.shard(t.fill(t.Net()), mp_policy=policy, reshard_after_forward=False), node_size)
     assert all(g.landing.startswith("private") for g in report), report
