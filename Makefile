@@ -83,7 +83,7 @@ $(BUILD)/bench/libhost.so: bench/host.c $(BUILD)/libtide.a
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -fPIC -fvisibility=hidden -pthread -Iinclude -shared -o $@ $^ $(LDLIBS)
 $(BUILD)/bench/plan: bench/plan.c $(BUILD)/libtide.a
 	@mkdir -p $(@D)
-	$(CC) $(ALLFLAGS) -o $@ $^ $(LDLIBS)
+	$(CC) $(ALLFLAGS) -o $@ $(filter %.c %.a,$^) $(LDLIBS)
 benches: $(BUILD)/bench/libhost.so $(BUILD)/bench/plan
 bench: benches
 	@$(BUILD)/bench/plan

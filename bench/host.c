@@ -66,7 +66,7 @@ EXPORT void plain_all_gather(plain_barrier *b, uint32_t n, uint32_t rank, const 
     plain_wait(b, n);
 }
 
-static float widen(uint16_t h)
+static inline float widen(uint16_t h)
 {
     uint32_t bits = (uint32_t)h << 16;
     float f;
@@ -74,28 +74,41 @@ static float widen(uint16_t h)
     return f;
 }
 
+#if defined(__x86_64__)
+#define CLONES __attribute__((target_clones("avx2", "default"))) /* as the library's own loops */
+#else
+#define CLONES
+#endif
+
+/* out = alpha * (rank 0's + rank 1's + ...), a block that fits the first-level cache at a time. */
+CLONES static void sum_ranks(const uint16_t *first, uint64_t stride, uint32_t n, uint64_t elements, float *out,
+                             float alpha)
+{
+    enum { BLOCK = 2048 };
+
+    for (uint64_t begin = 0; begin < elements; begin += BLOCK) {
+        uint64_t count = elements - begin < BLOCK ? elements - begin : BLOCK;
+        float *restrict o = out + begin;
+        for (uint32_t u = 0; u < n; u++) {
+            const uint16_t *restrict g = first + u * stride + begin;
+            if (u == 0)
+                for (uint64_t e = 0; e < count; e++)
+                    o[e] = widen(g[e]);
+            else
+                for (uint64_t e = 0; e < count; e++)
+                    o[e] += widen(g[e]);
+        }
+        for (uint64_t e = 0; e < count; e++)
+            o[e] *= alpha;
+    }
+}
+
 /* Each rank adds its part of all ranks' rank-major bf16 gradients, in fp32. */
 EXPORT void plain_reduce_scatter(plain_barrier *b, uint32_t n, uint32_t rank, const uint16_t *grads, uint64_t elements,
                                  float *out, float alpha)
 {
-    enum { BLOCK = 4096 };
-
     plain_wait(b, n);
-    for (uint64_t begin = 0; begin < elements; begin += BLOCK) {
-        uint64_t end = begin + BLOCK < elements ? begin + BLOCK : elements;
-        for (uint32_t u = 0; u < n; u++) {
-            const uint16_t *restrict g = grads + ((uint64_t)u * n + rank) * elements;
-            float *restrict o = out;
-            if (u == 0)
-                for (uint64_t e = begin; e < end; e++)
-                    o[e] = widen(g[e]);
-            else
-                for (uint64_t e = begin; e < end; e++)
-                    o[e] += widen(g[e]);
-        }
-        for (uint64_t e = begin; e < end; e++)
-            out[e] *= alpha;
-    }
+    sum_ranks(grads + rank * elements, n * elements, n, elements, out, alpha);
     plain_wait(b, n);
 }
 

@@ -8,7 +8,7 @@ before anything is timed.
 
 tide: the default, one landing that the node shares; tide-unicast: a landing a rank (--multicast 0); memcpy-shared and
 memcpy: the same two without any layout; plain-sum: a loop that adds all ranks' packed gradients. A shard of B bytes is
-B / 2 bf16 elements; the reduce-scatter of the same parameters reads 4 B of gradients a rank and writes 2 B of fp32.
+what a rank gives to the all-gather (bf16) or gets from the reduce-scatter (fp32, from bf16 gradients).
 
 usage: host.py [--ranks 4] [--repeats N] [--params 8]
 """
@@ -26,7 +26,7 @@ import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("TIDE_BUILD", ROOT / "build")).resolve()
-SHARDS = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]  # bytes of a rank's packed bf16 shard
+SHARDS = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
 AG = ["stock", "tide", "tide-unicast", "memcpy-shared", "memcpy"]
 RS = ["stock", "tide", "plain-sum"]
 MAX_REPEATS = 200
@@ -62,7 +62,7 @@ class Shared:
         self.landings = self.times + 8 * ranks * MAX_REPEATS
         self.landings += -self.landings % 4096
         self.grads = self.landings + ranks * ranks * SHARDS[-1]
-        self.map = mmap.mmap(-1, self.grads + ranks * ranks * SHARDS[-1])
+        self.map = mmap.mmap(-1, self.grads + ranks * ranks * SHARDS[-1] // 2)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     def address(self, offset):
@@ -104,34 +104,30 @@ def rank_main(rank, args, shared, store, out):
         return times
 
     for shard_bytes in SHARDS:
-        params, elements = args.params, shard_bytes // 2
-        columns = 64
-        rows = elements // params // columns  # of a shard
+        params, columns = args.params, 64
+        elements, sum_elements = shard_bytes // 2, shard_bytes // 4
+        rows, sum_rows = elements // params // columns, sum_elements // params // columns  # of a rank
         each = rows * columns
         repeats = args.repeats or max(7, min(40, (64 << 20) // shard_bytes))
         generator = torch.Generator().manual_seed(rank + 1)
         shards = [torch.randn(rows, columns, generator=generator).bfloat16() for _ in range(params)]
-        grads = [torch.randn(rows * n, columns, generator=generator).bfloat16() for _ in range(params)]
+        grads = [torch.randn(sum_rows * n, columns, generator=generator).bfloat16() for _ in range(params)]
         grads_array = (ctypes.c_void_p * params)(*[g.data_ptr() for g in grads])
         tide = {}
-        for name, multicast in (("tide", -1), ("tide-unicast", 0)):
-            handle = c.host_open(
-                f"tide-bench-{os.getppid()}-{shard_bytes}-{name}".encode(),
-                rank,
-                n,
-                params,
-                rows * n,
-                columns,
-                multicast,
-            )
-            if not handle or not all(c.host_adopt(handle, i, s.data_ptr(), 2 * each) for i, s in enumerate(shards)):
+        for name, its_rows, multicast in (("tide", rows, -1), ("tide-unicast", rows, 0), ("sums", sum_rows, -1)):
+            path = f"tide-bench-{os.getppid()}-{shard_bytes}-{name}".encode()
+            tide[name] = c.host_open(path, rank, n, params, its_rows * n, columns, multicast)
+            if not tide[name]:
                 raise SystemExit(1)
-            tide[name] = handle
+        gatherers = [tide["tide"], tide["tide-unicast"]]
+        for handle in gatherers:
+            if not all(c.host_adopt(handle, i, s.data_ptr(), 2 * each) for i, s in enumerate(shards)):
+                raise SystemExit(1)
 
         # Stock: an output buffer a call in rank-major order, then one tensor a parameter.
         splits = [each] * params
         gathered = [torch.empty(n * each, dtype=torch.bfloat16) for _ in range(params)]
-        sums = torch.empty(elements, dtype=torch.float32)
+        sums = torch.empty(sum_elements, dtype=torch.float32)
 
         def stock_all_gather():
             buffer = torch.empty(n * elements, dtype=torch.bfloat16)
@@ -144,15 +140,14 @@ def rank_main(rank, args, shared, store, out):
             )
 
         def stock_reduce_scatter():
-            buffer = torch.empty(n * elements, dtype=torch.float32)
+            buffer = torch.empty(n * sum_elements, dtype=torch.float32)
             torch.ops.fsdp.chunk_cat(grads, dim=0, num_chunks=n, out=buffer.view(n, -1))
             dist.reduce_scatter_tensor(sums, buffer, op=dist.ReduceOp.AVG)
 
         # Plain: one packed shard; rank-major landings and gradients in shared memory.
         packed = torch.cat([s.view(-1) for s in shards])
-        view(shared.address(shared.grads) + rank * n * shard_bytes, (n, elements), torch.bfloat16).copy_(
-            torch.cat([g.view(n, -1) for g in grads], dim=1)
-        )
+        mine = shared.address(shared.grads) + rank * n * 2 * sum_elements
+        view(mine, (n, sum_elements), torch.bfloat16).copy_(torch.cat([g.view(n, -1) for g in grads], dim=1))
         landings = shared.address(shared.landings)
         plain_sums, tide_sums = torch.empty_like(sums), torch.empty_like(sums)
 
@@ -176,16 +171,16 @@ def rank_main(rank, args, shared, store, out):
             },
             "reduce_scatter": {
                 "stock": stock_reduce_scatter,
-                "tide": lambda: scatter(tide["tide"]),
+                "tide": lambda: scatter(tide["sums"]),
                 "plain-sum": lambda: c.plain_reduce_scatter(
-                    barrier, n, rank, shared.address(shared.grads), elements, plain_sums.data_ptr(), 1 / n
+                    barrier, n, rank, shared.address(shared.grads), sum_elements, plain_sums.data_ptr(), 1 / n
                 ),
             },
         }
 
         # Same results before any timing.
         stock_all_gather()
-        for handle in tide.values():
+        for handle in gatherers:
             if not c.host_all_gather(handle):
                 raise SystemExit(1)
             for i, g in enumerate(gathered):
