@@ -61,31 +61,30 @@ static bool stale_free(const plan_rs *rs, uint32_t width)
     return true;
 }
 
-/* Rounds take every remote contributor once, in order, k at most at a time and never across waves; sums stay two rounds
- * ahead of the rail with the outbox that the plan says. */
-static bool rounds_fit(const plan_rs *rs, uint32_t width, uint32_t k, uint32_t n_out)
+/* Rounds take every remote contributor once, in order, k at most at a time and never across waves. Returns how many
+ * outbox blocks keep sums two rounds ahead of the rail; 0 when the rounds are wrong. */
+static uint32_t outbox_need(const plan_rs *rs, uint32_t width, uint32_t k)
 {
     uint32_t c = 1, need = 0, before = 0, round = 0;
     if (rs->k > k || rs->n_waves != (rs->nodes + width - 1) / width)
-        return false;
+        return 0;
     for (uint32_t w = 0; w < rs->n_waves; w++) {
         uint32_t end = 1 + (w + 1) * width < rs->nodes ? 1 + (w + 1) * width : rs->nodes; /* of remote contributors */
         uint32_t rounds = c < end ? (end - c + rs->k - 1) / rs->k : 0;
         if (rs->waves[w].first_round != round || rs->waves[w].n_rounds != rounds || rs->waves[w].first != 1 + w * width)
-            return false;
+            return 0;
         for (; rounds > 0; rounds--, round++) {
             const plan_round *r = &rs->rounds[round];
             if (r->first != c || r->count < 1 || r->count > rs->k || c + r->count > end)
-                return false;
+                return 0;
             need = r->count + before > need ? r->count + before : need;
             before = r->count;
             c += r->count;
         }
     }
-    if (rs->n_part > 1 && rs->n_rounds && rs->rounds[0].count + before > need) /* from one pass to the next */
+    if (rs->n_part > 1 && rs->rounds[0].count + before > need) /* from one pass to the next */
         need = rs->rounds[0].count + before;
-    return c == rs->nodes && round == rs->n_rounds && rs->n_blocks == rs->n_part * (rs->nodes - 1) && n_out >= need &&
-           plan_rs_partial_outbox(rs) == need;
+    return c == rs->nodes && round == rs->n_rounds && rs->n_blocks == rs->n_part * (rs->nodes - 1) ? need : 0;
 }
 
 /* One (M, W_wave) with every k, outbox and number of passes. */
@@ -97,6 +96,7 @@ static int audit_width(uint32_t nodes, uint32_t width, audit_counts *counts)
         bool fresh = true, clean = true;
         for (uint32_t k = 1; k <= MAX_K; k++) {
             plan_rs rs;
+            uint32_t need;
             int status = plan_rs_init(&rs, nodes, LOCAL, width, k, waves == 1 ? 1 : 2, part, 0);
             if (status == TIDE_ERR_MEMORY)
                 return status;
@@ -105,12 +105,13 @@ static int audit_width(uint32_t nodes, uint32_t width, audit_counts *counts)
                 counts->wrong_rejections += part == 1 && !bad ? 2 : 0;
                 continue;
             }
-            if (fresh) /* waves do not depend on k: rounds_fit compares them */
+            if (fresh) /* waves do not depend on k: outbox_need compares them */
                 clean = !bad && stale_free(&rs, width);
             fresh = false;
             counts->accepted[part] += 2;
-            counts->wrong += !clean || !rounds_fit(&rs, width, k, rs.n_blocks);
-            counts->wrong += !clean || !rounds_fit(&rs, width, k, plan_rs_partial_outbox(&rs));
+            need = outbox_need(&rs, width, k);
+            counts->wrong += !clean || need == 0 || need > rs.n_blocks;
+            counts->wrong += !clean || need == 0 || need != plan_rs_partial_outbox(&rs);
             plan_rs_clear(&rs);
         }
     }

@@ -260,12 +260,12 @@ static bool is_padding(value x)
 }
 
 /* Adds "a touched [lo, hi) of o after `before`" to the digest, byte by byte: how the bytes are cut does not matter.
- * Which of the zeros of padding is read, or written where it lies unread, makes no difference to anything. */
+ * Which zero is read where padding is read makes no difference to anything, nor where padding lies that nobody reads. */
 static void digest(const actor *a, const object *o, const segment_state *s, bool writes, value x)
 {
     verifier *v = a->v;
     uint64_t n = s->hi - s->lo, h, index = (uint64_t)(o - v->objects);
-    if (is_padding(x))
+    if (is_padding(x) || (x.kind == VALUE_ZERO && !writes))
         return;
     if (index >= v->first_object[REGION_COUNT])
         index = UINT64_C(1) << 32;
