@@ -45,15 +45,17 @@ static void judge(mutator *m, int mutation, uint32_t index, const char *detail)
     m->status = proof_case_verify(m->p, &m->c, &options, &r);
     if (m->status != TIDE_OK)
         return;
-    verdict = r.violations ? 0 : r.digest == m->original.digest ? 1 : 2;
+    verdict = r.violations ? MUTANT_REPORTED : r.digest == m->original.digest ? MUTANT_EQUIVALENT : MUTANT_MISSED;
     m->result->mutants++;
     m->result->by_kind[mutation][verdict]++;
-    m->result->reported += verdict == 0;
-    m->result->equivalent += verdict == 1;
-    m->result->missed += verdict == 2;
+    m->result->reported += verdict == MUTANT_REPORTED;
+    m->result->equivalent += verdict == MUTANT_EQUIVALENT;
+    m->result->missed += verdict == MUTANT_MISSED;
     for (int i = 0; i < VERIFY_CLASS_COUNT; i++)
         m->result->by_class[i] += r.by_class[i];
-    if (m->options->out && (verdict || m->options->list))
+    if (m->options->visit)
+        m->options->visit(m->options->context, &m->c, mutation, verdict, &r);
+    if (m->options->out && (verdict != MUTANT_REPORTED || m->options->list))
         tide_text_put(m->options->out, "%s: %s %s: %s of group %u, rank %u op %u %s on %s (%s)\n",
                       verdict_names[verdict], mutation_names[mutation], detail,
                       m->s->kind == SCHEDULE_AG ? "all_gather" : "reduce_scatter", m->program->group, m->rank, index,

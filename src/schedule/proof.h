@@ -67,11 +67,15 @@ enum mutation {
 };
 const char *mutation_name(int mutation); /* "op deleted" */
 
+enum mutate_verdict { MUTANT_REPORTED, MUTANT_EQUIVALENT, MUTANT_MISSED };
 typedef struct mutate_options {
     int64_t only_rank; /* -1: the ops of all ranks */
     uint64_t seed;
     bool list;         /* a line a mutant, else only equivalent and missed ones */
     tide_text *out;
+    /* Called for each mutant while the proof's op lists are the mutant's; may be NULL. */
+    void (*visit)(void *context, const proof_case *c, int mutation, int verdict, const verify_result *first);
+    void *context;
 } mutate_options;
 typedef struct mutate_result {
     uint64_t mutants, reported, equivalent, missed;
