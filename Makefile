@@ -20,7 +20,7 @@ UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/un
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c)))
 
-.PHONY: all lib cli units unit test venv demo deps benches bench clean install uninstall
+.PHONY: all lib cli units unit test test-long venv demo deps benches bench clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -52,6 +52,12 @@ unit: $(UNIT_RUN)
 # Everything, with the compilers and sanitizers that are here: scripts/test.sh says what it skips. PYTHON=... picks the interpreter.
 test:
 	@sh scripts/test.sh
+# What takes tens of minutes: more random plans, every named plan, every mutant, more orders.
+test-long: units cli
+	$(BUILD)/tests/test_verify 20000 2001
+	$(BUILD)/tests/test_mutants 400
+	$(BUILD)/tide verify
+	$(BUILD)/tide verify --mutate
 # A Python with torch and the test packages; .venv when PYTHON has them not.
 venv:
 	@sh scripts/python.sh
