@@ -55,7 +55,7 @@ def find_units(model):
     return units, roots
 
 
-def play_step(roots, by_state):
+def play_step(roots, by_group):
     """("gather" | "release", group) of one forward and backward, as FSDP2 will issue them."""
     events, held, order = [], set(), []
 
@@ -84,18 +84,18 @@ def play_step(roots, by_state):
 
     def prefetch(group):
         here = order.index(group)
-        n_groups = len(by_state[group].groups)
+        n_groups = len(by_group[group].groups)
         if n_groups == 1:
             if here > 0:
                 gather(order[here - 1])
-        elif by_state[group].groups.index(group) == 1:  # FSDPParamGroup._backward_prefetch: only index 1 prefetches
+        elif by_group[group].groups.index(group) == 1:  # FSDPParamGroup._backward_prefetch: only index 1 prefetches
             target = None
             for other in reversed(order[:here]):
-                if by_state[other] is by_state[group]:
+                if by_group[other] is by_group[group]:
                     continue
-                if target is not None and by_state[other] is not target:
+                if target is not None and by_group[other] is not target:
                     break
-                target = by_state[other]
+                target = by_group[other]
                 gather(other)
 
     def backward(unit):
@@ -141,6 +141,10 @@ def landing_bytes(groups, ring, slots, size_of):
     return sum(slot_bytes) + sum(size_of(group) for group in groups if group not in ring)
 
 
+def units_by_group(units):
+    return {group: unit for unit in units for group in unit.groups}
+
+
 def choose_ring(units, roots, groups, size_of, kept, ring_slots=None, private=()):
     """(ring groups, ring slots, {group: why it is private}) for the groups of one communicator, in their order.
 
@@ -149,10 +153,10 @@ def choose_ring(units, roots, groups, size_of, kept, ring_slots=None, private=()
     modules (a module that is held while others inside it come and go may cost the ring more slots than a landing of its
     own).
     """
-    by_state = {group: unit for unit in units for group in unit.groups}
+    by_group = units_by_group(units)
     why = {}
     for group in groups:
-        unit = by_state[group]
+        unit = by_group[group]
         if any(name in private for name in unit.names):
             why[group] = "asked for"
         elif group in kept:
@@ -162,9 +166,9 @@ def choose_ring(units, roots, groups, size_of, kept, ring_slots=None, private=()
     candidates = [group for group in groups if group not in why]
     if ring_slots is not None:
         return candidates, ring_slots, why
-    events = play_step(roots, by_state)
+    events = play_step(roots, by_group)
     choices = []
-    for ring in (candidates, [group for group in candidates if not by_state[group].children]):
+    for ring in (candidates, [group for group in candidates if not by_group[group].children]):
         for slots in range(2, max(3, len(ring) + 1)):
             if safe(events, ring, slots):
                 choices.append((landing_bytes(groups, ring, slots, size_of), len(choices), ring, slots))
