@@ -32,11 +32,11 @@ class Pool:
 
     def start(self):
         context = mp.get_context("spawn")
-        self.store = tempfile.NamedTemporaryFile(prefix="tide-store-")
+        self.store = tempfile.TemporaryDirectory(prefix="tide-store-")
         self.ranks = []
         for rank in range(self.size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, self.size, self.store.name))
+            process = context.Process(target=_serve, args=(there, rank, self.size, f"{self.store.name}/store"))
             process.start()
             there.close()
             self.ranks.append((process, here))
@@ -58,7 +58,7 @@ class Pool:
                 process.join()
             pipe.close()
         if ranks:
-            self.store.close()
+            self.store.cleanup()
 
     def run(self, function, *args, **kwargs):
         if not self.ranks:

@@ -1,4 +1,4 @@
-"""The step that installation plays through is the step that FSDP2 then takes; and the ring chosen from it is safe and small."""
+"""The step that installation plays through is the step that FSDP2 takes, and rings chosen from it are safe."""
 
 import random
 
