@@ -135,7 +135,7 @@ static void report_death(host_device *d, uint32_t peer)
 {
     enum { PATIENCE_MS = 100 }; /* for running streams to come to their wait */
     tide_failure f = TIDE_FAILURE_INIT;
-    host_item item;
+    host_item item = {0};
     int found = FOUND_BUSY;
 
     for (int ms = 0; ms < PATIENCE_MS && found == FOUND_BUSY; ms++) {
