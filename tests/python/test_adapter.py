@@ -113,7 +113,7 @@ def counted():
         p._sharded_param_data.numel()
         for b in model.modules()
         if hasattr(b, "_get_fsdp_state")
-        for g in b._get_fsdp_state()._fsdp_param_groups
+        for g in support.groups_of(b._get_fsdp_state())
         for p in g.fsdp_params
     )
     assert stats["last_step"].cast_bytes < 2 * 2 * shards  # each group is gathered at most twice, in bf16

@@ -14,6 +14,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tide.fsdp2.support import groups_of
+
 
 @contextlib.contextmanager
 def _wrapped(module, name, wrap):
@@ -81,7 +83,7 @@ class BufferMeter:
 
     def __init__(self, model):
         self.groups = [
-            g for m in model.modules() if hasattr(m, "_get_fsdp_state") for g in m._get_fsdp_state()._fsdp_param_groups
+            g for m in model.modules() if hasattr(m, "_get_fsdp_state") for g in groups_of(m._get_fsdp_state())
         ]
         self.live = self.peak = 0
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
+from tide.fsdp2.support import groups_of
+
 
 @dataclass(eq=False)
 class Unit:
@@ -21,7 +23,7 @@ class Unit:
 
     @property
     def groups(self):
-        return self.state._fsdp_param_groups
+        return groups_of(self.state)
 
     def reshards(self, group):
         """reshard_after_forward as it will be after the first forward, when the root turns its own off."""
@@ -73,7 +75,7 @@ def play_step(roots, by_group):
         for group in unit.groups:
             gather(group)
         for state in unit.state._states_to_forward_prefetch:
-            for group in state._fsdp_param_groups:
+            for group in groups_of(state):
                 gather(group)
         for child in unit.children:
             forward(child)
@@ -105,7 +107,7 @@ def play_step(roots, by_group):
             if not explicit:
                 prefetch(group)
         for state in explicit:
-            for group in reversed(state._fsdp_param_groups):
+            for group in reversed(groups_of(state)):
                 gather(group)
         for child in reversed(unit.children):
             backward(child)

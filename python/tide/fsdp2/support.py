@@ -70,6 +70,13 @@ def torch_reason():
     return None
 
 
+def groups_of(state):
+    """The parameter groups of an FSDPState; up to torch 2.11 there is at most one."""
+    if (groups := getattr(state, "_fsdp_param_groups", None)) is not None:
+        return groups
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
 def gather_dtype(group, fsdp_param):
     """Dtype of the unsharded parameter, as FSDPParam.init_dtype_attrs will decide at the first forward."""
     own = fsdp_param.sharded_param.dtype
