@@ -70,18 +70,18 @@ deps: lib $(if $(CLI_SRC),cli)
 # DESTDIR is where files are put now, PREFIX where they will be found.
 ROOT := $(DESTDIR)$(PREFIX)
 install: all
-	install -d $(ROOT)/include/tide $(ROOT)/lib/pkgconfig $(ROOT)/bin
-	install -m 644 include/tide/tide.h $(ROOT)/include/tide/tide.h
-	install -m 644 $(BUILD)/libtide.a $(ROOT)/lib/libtide.a
-	install -m 755 $(BUILD)/libtide.so $(ROOT)/lib/libtide.so.$(VERSION)
-	ln -sf libtide.so.$(VERSION) $(ROOT)/lib/libtide.so.0
-	ln -sf libtide.so.0 $(ROOT)/lib/libtide.so
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tide.pc.in > $(ROOT)/lib/pkgconfig/tide.pc
-	install -m 755 $(BUILD)/tide $(ROOT)/bin/tide
+	install -d "$(ROOT)/include/tide" "$(ROOT)/lib/pkgconfig" "$(ROOT)/bin"
+	install -m 644 include/tide/tide.h "$(ROOT)/include/tide/tide.h"
+	install -m 644 $(BUILD)/libtide.a "$(ROOT)/lib/libtide.a"
+	install -m 755 $(BUILD)/libtide.so "$(ROOT)/lib/libtide.so.$(VERSION)"
+	ln -sf libtide.so.$(VERSION) "$(ROOT)/lib/libtide.so.0"
+	ln -sf libtide.so.0 "$(ROOT)/lib/libtide.so"
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tide.pc.in > "$(ROOT)/lib/pkgconfig/tide.pc"
+	install -m 755 $(BUILD)/tide "$(ROOT)/bin/tide"
 uninstall:
-	rm -f $(ROOT)/include/tide/tide.h $(ROOT)/lib/libtide.a $(ROOT)/lib/libtide.so.$(VERSION) $(ROOT)/lib/libtide.so.0 \
-	    $(ROOT)/lib/libtide.so $(ROOT)/lib/pkgconfig/tide.pc $(ROOT)/bin/tide
-	-rmdir $(ROOT)/include/tide
+	rm -f "$(ROOT)/include/tide/tide.h" "$(ROOT)/lib/libtide.a" "$(ROOT)/lib/libtide.so.$(VERSION)" "$(ROOT)/lib/libtide.so.0" \
+	    "$(ROOT)/lib/libtide.so" "$(ROOT)/lib/pkgconfig/tide.pc" "$(ROOT)/bin/tide"
+	-rmdir "$(ROOT)/include/tide"
 
 # Measurements; docs/bench-host.md keeps one run.
 $(BUILD)/bench/libhost.so: bench/host.c $(BUILD)/libtide.a

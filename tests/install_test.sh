@@ -16,6 +16,11 @@ for f in include/tide/tide.h lib/libtide.a lib/libtide.so lib/libtide.so.0 lib/p
 done
 [ "$(find "$prefix" -type f | wc -l)" -eq 5 ] || fail "unexpected files: $(find "$prefix" -type f | tr '\n' ' ')"
 
+$make -s -C "$root" install PREFIX="$work/a b"
+[ -x "$work/a b/bin/tide" ] || fail "a prefix with a space: bin/tide is missing"
+$make -s -C "$root" uninstall PREFIX="$work/a b"
+[ -z "$(find "$work/a b" -type f)" ] || fail "uninstall left $(find "$work/a b" -type f | tr '\n' ' ')"
+
 if command -v pkg-config > /dev/null; then
     export PKG_CONFIG_PATH="$prefix/lib/pkgconfig"
     version=$(pkg-config --modversion tide)
