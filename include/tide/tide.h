@@ -419,7 +419,7 @@ typedef struct tide_failure {
 #define TIDE_FAILURE_INIT { sizeof(tide_failure), 0, 0, -1, 0, { 0 }, { 0 } }
 /* L  Any thread; out may be NULL. Returns failure.code. After a failure every later call on the communicator
  * and its groups returns the same code and text, but for tide_comm_get_info, tide_group_get_path,
- * tide_comm_abort and tide_comm_destroy; outputs are undefined. */
+ * tide_comm_abort and tide_comm_destroy; outputs are undefined, and nothing that was handed in is touched any more. */
 TIDE_API int tide_comm_check(tide_comm *comm, tide_failure *out);
 /* L  Blocks until all that was enqueued has completed, or returns the failure. */
 TIDE_API int tide_comm_sync(tide_comm *comm);

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -663,6 +664,56 @@ static void test_abort(void **state)
     assert_int_equal(tide_alloc_live(), live);
 }
 
+/* A rank that has seen the failure may unmap its gradients at once, also in the middle of a long copy. */
+static int free_body(threads_rank *rank)
+{
+    enum { ROWS = 1 << 12, COLUMNS = 1 << 12 };
+    size_t bytes = sizeof(float) * ROWS * COLUMNS;
+    tide_param param = {"big", 2, 0, {ROWS, COLUMNS}};
+    tide_options options = TIDE_OPTIONS_INIT;
+    tide_group_desc desc = TIDE_GROUP_DESC_INIT;
+    tide_reduce_scatter_args a = TIDE_REDUCE_SCATTER_ARGS_INIT;
+    tide_comm *comm;
+    tide_group *g;
+    void *grads, *out;
+    char all[MAX], here = 1;
+
+    options.chunk = ROWS * COLUMNS; /* one copy */
+    CHECK(small_comm(rank, 0, &options, &comm) == TIDE_OK);
+    desc.n_params = 1;
+    desc.params = &param;
+    desc.grad_dtype = TIDE_F32;
+    CHECK(tide_groups_create(comm, &desc, 1, &g) == TIDE_OK);
+    grads = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    CHECK(grads != MAP_FAILED && out != MAP_FAILED);
+    a.grads = (const void *const[]){grads};
+    a.out = out;
+    a.grad_dtype = TIDE_F32;
+    CHECK(threads_allgather(rank, &here, all, 1) == 0);
+    if (rank->rank == 1) {
+        usleep(2000);
+        CHECK(tide_comm_abort(comm) == TIDE_OK);
+    } else {
+        int status = tide_reduce_scatter(g, &a, NULL);
+        CHECK(status == TIDE_OK || status == TIDE_ERR_ABORTED);
+        while (tide_comm_check(comm, NULL) == TIDE_OK)
+            usleep(50);
+    }
+    munmap(grads, bytes);
+    munmap(out, bytes);
+    CHECK(threads_allgather(rank, &here, all, 1) == 0);
+    CHECK(tide_comm_destroy(comm) == TIDE_OK);
+    return 0;
+}
+
+static void test_nothing_is_touched_after_a_failure(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(threads_run(2, free_body, NULL), 0);
+}
+
 static int deadline_body(threads_rank *rank)
 {
     tide_options options = TIDE_OPTIONS_INIT;
@@ -850,6 +901,7 @@ int main(void)
         cmocka_unit_test(test_views),
         cmocka_unit_test(test_adopt),
         cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_nothing_is_touched_after_a_failure),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_order_mismatch),
         cmocka_unit_test(test_masks_differ),

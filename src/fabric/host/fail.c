@@ -60,6 +60,7 @@ int host_failure(fab_device *face, tide_failure *out)
             *out = healthy;
         return TIDE_OK;
     }
+    host_stand_still(d); /* who is told may free what it has handed in */
     if (out)
         *out = d->own->failure;
     return tide_fail(d->own->failure.code, "%s", d->own->failure.text);

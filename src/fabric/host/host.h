@@ -205,6 +205,8 @@ int host_calls_create(fab_queue *q, uint32_t n_args, const uint32_t *ops, fab_ca
 void host_calls_destroy(fab_calls *c);
 int host_call_begin(fab_calls *c, const fab_call_desc *desc, fab_call **out);
 void host_call_submit(fab_call *call, int hold);
+/* After a failure: returns when no stream runs; what is still queued will not run. Not from a thread that runs one. */
+void host_stand_still(host_device *d);
 int host_enqueue(fab_queue *q, uint32_t stream, const host_item *item);
 int host_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *copy);
 int host_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce *reduce);

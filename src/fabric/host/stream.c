@@ -16,6 +16,15 @@ static void stand_still(host_device *d, host_stream *s)
     }
 }
 
+void host_stand_still(host_device *d)
+{
+    pthread_mutex_lock(&d->lock);
+    for (fab_queue *q = d->queues; q; q = q->next)
+        for (uint32_t i = 0; i < q->n_streams; i++)
+            stand_still(d, &q->streams[i]);
+    pthread_mutex_unlock(&d->lock);
+}
+
 static int stream_reserve(host_device *d, host_stream *s, uint64_t need)
 {
     uint32_t capacity = s->capacity ? s->capacity : 64;
