@@ -20,7 +20,7 @@ UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/un
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c)))
 
-.PHONY: all lib cli units unit test test-long venv demo deps benches bench clean install uninstall
+.PHONY: $(UNIT:%=%.run) all lib cli units unit test test-long venv demo deps benches bench clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -46,8 +46,10 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(SUPPORT) $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SAN) -o $@ $^ -lcmocka $(LDLIBS)
 units: $(UNIT)
-unit: $(UNIT_RUN)
-	@for t in $(UNIT_RUN); do echo "== $$t"; $$t || exit 1; done
+# Each test's output is printed whole when it has ended, so that -j runs several at once.
+unit: $(UNIT_RUN:%=%.run)
+$(UNIT:%=%.run): %.run: %
+	@if $< > $<.log 2>&1; then echo "== $<"; cat $<.log; else echo "== $< FAILED"; cat $<.log; exit 1; fi
 
 # Everything, with the compilers and sanitizers that are here: scripts/test.sh says what it skips. PYTHON=... picks the interpreter.
 test:

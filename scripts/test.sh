@@ -57,7 +57,7 @@ for cc in $compilers; do
     heading "$cc: build with -Wall -Wextra -Wpedantic -Werror"
     $make $quiet CC=$cc BUILD=$build all units benches
     heading "$cc: unit tests"
-    $make -s CC=$cc BUILD=$build unit
+    $make $quiet CC=$cc BUILD=$build unit
 done
 
 # A sanitizer runs with the first compiler whose run-time library works here: unit tests, then `calls` of tide check.
@@ -68,7 +68,7 @@ sanitized() { # name, build folder, flags, calls, which unit tests...
             heading "$cc, $name: build"
             $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" all units
             heading "$cc, $name: tests"
-            $make -s CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" unit "$@"
+            $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" unit "$@"
             heading "$cc, $name: tide check"
             $build/tide check --seed 1000000 --calls $calls
             return
