@@ -26,7 +26,7 @@ def test_control_characters_stay_on_one_line(tide):
 
 def test_full_output_device_is_an_error(tide):
     import subprocess
-    from conftest import TIDE
+    from command import TIDE
 
     with open("/dev/full", "w") as full:
         done = subprocess.run([str(TIDE), "info"], stdout=full, stderr=subprocess.PIPE, text=True)

@@ -3,7 +3,7 @@
 import math
 import re
 
-from conftest import ROOT
+from command import ROOT
 
 
 def test_info(tide):
