@@ -11,18 +11,24 @@ TOKENS, WIDTH, HEADS, BLOCKS, CONTEXT = 256, 192, 4, 4, 64  # 1.9 M parameters
 TEXT_LIMIT = 8 << 20
 
 
-class Linear(nn.Linear):
-    """bf16 weights, activations and gradients, products added in fp32: what matrix units do. CPUs without them are an
-    order of magnitude slower when asked for bf16 x bf16 as such."""
+# Weights and gradients are bf16, activations fp32: a CPU without bf16 matrix units gains nothing from rounding them, and a
+# single weight that rounds the other way would otherwise show in every activation behind it.
 
+
+class Linear(nn.Linear):
     def forward(self, x):
-        return F.linear(x.float(), self.weight.float()).to(x.dtype)
+        return F.linear(x, self.weight.float())
+
+
+class Norm(nn.RMSNorm):
+    def forward(self, x):
+        return F.rms_norm(x, self.normalized_shape, self.weight.float(), self.eps)
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm_attention, self.norm_mlp = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.norm_attention, self.norm_mlp = Norm(WIDTH), Norm(WIDTH)
         self.qkv, self.out = Linear(WIDTH, 3 * WIDTH, bias=False), Linear(WIDTH, WIDTH, bias=False)
         self.up, self.down = Linear(WIDTH, 4 * WIDTH, bias=False), Linear(4 * WIDTH, WIDTH, bias=False)
 
@@ -39,14 +45,14 @@ class Transformer(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.norm, self.head = nn.RMSNorm(WIDTH), Linear(WIDTH, TOKENS, bias=False)
+        self.norm, self.head = Norm(WIDTH), Linear(WIDTH, TOKENS, bias=False)
         for name, module in self.named_modules():
             if isinstance(module, Linear):  # embeddings keep torch's N(0, 1)
                 into_residual = 0.2 if name.endswith((".out", ".down")) else 1.0
                 nn.init.normal_(module.weight, std=into_residual * module.in_features**-0.5)
 
     def forward(self, x):
-        h = self.tokens(x) + self.positions(torch.arange(x.size(1), device=x.device))
+        h = self.tokens(x).float() + self.positions(torch.arange(x.size(1), device=x.device)).float()
         for block in self.blocks:
             h = block(h)
         return self.head(self.norm(h))

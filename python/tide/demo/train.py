@@ -15,14 +15,14 @@ import tide.fsdp2
 from tide.demo import model as m
 from tide.demo.meter import Audit, BufferMeter, CopyMeter
 
-BATCH, LEARNING_RATE, WARM_UP = 3, 3e-3, 10  # windows a rank
+BATCH, LEARNING_RATE, WARM_UP = 3, 2e-3, 10  # windows a rank
 AUDITED, METERED = 0, 1  # steps in which something else than time is measured
 
 
 def build():
     torch.manual_seed(0)
     model = m.Transformer()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
