@@ -197,6 +197,7 @@ typedef struct fab_open {
     const tide_options *options; /* NULL: defaults; not kept */
 } fab_open;
 int fab_host_open(const fab_open *desc, fab_device **out);
+int fab_cuda_open(const fab_open *desc, fab_device **out);
 
 /* ---- set-up helpers -------------------------------------------------------------------------- */
 
