@@ -1,8 +1,8 @@
 /*
  * kernels.c - copies, casts, fills and ordered sums.
  *
- * Sums work on blocks of a row that fit the first-level cache: the first source is loaded (and widened) into an
- * accumulator, each further source is added to it in order, the last step writes the result. The order of additions of
+ * Sums work on blocks of a row that fit the first-level cache: up to four sources are loaded (and widened) and added in
+ * order into an accumulator, then up to four more to it, the last step writes the result. The order of additions of
  * an element is the order of its sources whatever the block size, so the bits are those of the naive twin at the end of
  * this file. Loops are written for the compiler's vectorizer and built twice, plain and for AVX2; the machine decides
  * at run time.
@@ -88,6 +88,16 @@ INLINE float load_f32(const char *p, uint64_t i)
     return v;
 }
 
+INLINE float load_bf16(const char *p, uint64_t i)
+{
+    return widen_bf16(load_u16(p, i));
+}
+
+INLINE float load_f16(const char *p, uint64_t i)
+{
+    return widen_f16(load_u16(p, i));
+}
+
 INLINE void store_f32(char *p, uint64_t i, float v)
 {
     memcpy(p + 4 * i, &v, sizeof v);
@@ -100,17 +110,26 @@ INLINE void store_u16(char *p, uint64_t i, uint16_t v)
 
 /* ---- loops over a block ---------------------------------------------------------------------- */
 
-/* X(name, parameters, body): n elements, index i. Nothing aliases: sources and destination of an op are disjoint. */
-#define ACC (float *restrict acc, const char *restrict src, uint64_t n)
+/* X(name, parameters, body): n elements, index i. Nothing aliases: sources and destination of an op are disjoint.
+ * set_*_k, add_*_k: k sources in one pass, each added to the sum of those before it. */
+#define ACC (float *restrict acc, const char *const *restrict src, uint64_t n)
 #define OUT (char *restrict dst, const float *restrict acc, float alpha, uint64_t n)
 #define CAST (char *restrict dst, const char *restrict src, uint64_t n)
+#define SUMS(X, type, load)                                                                         \
+    X(set_##type##_1, ACC, acc[i] = load(src[0], i))                                                \
+    X(set_##type##_2, ACC, acc[i] = load(src[0], i) + load(src[1], i))                              \
+    X(set_##type##_3, ACC, acc[i] = load(src[0], i) + load(src[1], i) + load(src[2], i))            \
+    X(set_##type##_4, ACC,                                                                          \
+      acc[i] = load(src[0], i) + load(src[1], i) + load(src[2], i) + load(src[3], i))               \
+    X(add_##type##_1, ACC, acc[i] = acc[i] + load(src[0], i))                                       \
+    X(add_##type##_2, ACC, acc[i] = acc[i] + load(src[0], i) + load(src[1], i))                     \
+    X(add_##type##_3, ACC, acc[i] = acc[i] + load(src[0], i) + load(src[1], i) + load(src[2], i))   \
+    X(add_##type##_4, ACC,                                                                          \
+      acc[i] = acc[i] + load(src[0], i) + load(src[1], i) + load(src[2], i) + load(src[3], i))
 #define LOOPS(X)                                                              \
-    X(set_f32, ACC, acc[i] = load_f32(src, i))                                \
-    X(set_bf16, ACC, acc[i] = widen_bf16(load_u16(src, i)))                   \
-    X(set_f16, ACC, acc[i] = widen_f16(load_u16(src, i)))                     \
-    X(add_f32, ACC, acc[i] += load_f32(src, i))                               \
-    X(add_bf16, ACC, acc[i] += widen_bf16(load_u16(src, i)))                  \
-    X(add_f16, ACC, acc[i] += widen_f16(load_u16(src, i)))                    \
+    SUMS(X, f32, load_f32)                                                    \
+    SUMS(X, bf16, load_bf16)                                                  \
+    SUMS(X, f16, load_f16)                                                    \
     X(put_scaled, OUT, store_f32(dst, i, 0.0f + alpha * acc[i]))              \
     X(put_added, OUT, store_f32(dst, i, load_f32(dst, i) + alpha * acc[i]))   \
     X(f32_bf16, CAST, store_u16(dst, i, narrow_bf16(load_f32(src, i))))       \
@@ -198,6 +217,20 @@ void host_run_copy(const fab_copy *copy, const fab_call *call)
 
 /* ---- REDUCE ---------------------------------------------------------------------------------- */
 
+enum { SOURCES_A_PASS = 4 };
+
+static void (*sum_loop(const kernels *k, uint32_t dtype, bool further, uint32_t count)) ACC
+{
+#define SUM_ROW(type)                                                                   \
+    {                                                                                   \
+        {k->set_##type##_1, k->set_##type##_2, k->set_##type##_3, k->set_##type##_4},   \
+        {k->add_##type##_1, k->add_##type##_2, k->add_##type##_3, k->add_##type##_4}    \
+    }
+    void(*const table[3][2][SOURCES_A_PASS]) ACC = {
+        [TIDE_F32] = SUM_ROW(f32), [TIDE_BF16] = SUM_ROW(bf16), [TIDE_F16] = SUM_ROW(f16)};
+    return table[dtype][further][count - 1];
+}
+
 static void reduce_row(const kernels *k, const fab_reduce *reduce, const fab_segment *segment, const fab_call *call,
                        char *dst, uint64_t row)
 {
@@ -213,20 +246,16 @@ static void reduce_row(const kernels *k, const fab_reduce *reduce, const fab_seg
         uint64_t n = tide_min_u64(BLOCK, segment->elems - at);
         if (segment->n_sources == 0)
             memset(acc, 0, n * sizeof *acc);
-        for (uint32_t i = 0; i < segment->n_sources; i++) {
-            const char *src =
-                resolve(&sources[i].at, call) + row * sources[i].row_pitch + at * item_bytes((int)sources[i].dtype);
-            switch (sources[i].dtype) {
-            case TIDE_F32:
-                (i ? k->add_f32 : k->set_f32)(acc, src, n);
-                break;
-            case TIDE_BF16:
-                (i ? k->add_bf16 : k->set_bf16)(acc, src, n);
-                break;
-            default:
-                (i ? k->add_f16 : k->set_f16)(acc, src, n);
-                break;
+        for (uint32_t i = 0, count; i < segment->n_sources; i += count) {
+            const char *src[SOURCES_A_PASS];
+            uint32_t dtype = sources[i].dtype;
+            for (count = 0; count < SOURCES_A_PASS && i + count < segment->n_sources; count++) {
+                const fab_source *s = &sources[i + count];
+                if (s->dtype != dtype)
+                    break;
+                src[count] = resolve(&s->at, call) + row * s->row_pitch + at * item_bytes((int)dtype);
             }
+            sum_loop(k, dtype, i != 0, count)(acc, src, n);
         }
         if (beta == FAB_NOT_FINAL)
             memcpy(dst + at * sizeof(float), acc, n * sizeof(float));
