@@ -430,7 +430,8 @@ static void clear_config(check_config *config)
 }
 
 /* Everything about a configuration follows from its seed and the command line. */
-static int make_config(const cli *c, uint64_t seed, uint32_t most_calls, check_config *config)
+static int make_config(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t most_calls,
+                       check_config *config)
 {
     bool given = c->model || c->shapes;
     dice d = {oracle_mix(seed, 9, 0, 0, 0)};
@@ -440,6 +441,7 @@ static int make_config(const cli *c, uint64_t seed, uint32_t most_calls, check_c
 
     memset(config, 0, sizeof *config);
     config->seed = seed;
+    config->fabric = fabric;
     config->procs = c->procs;
     config->topology = (tide_topology)TIDE_TOPOLOGY_INIT;
     config->jitter = chance(&d, 2);
@@ -486,12 +488,17 @@ static const char *const by_name[BY_KINDS] = {"nodes",          "local",        
                                               "partial_outbox", "stale_blocks", "masks", "slot_reuse"};
 typedef struct tally {
     uint64_t calls, gathers, wrong, configs;
+    uint64_t results; /* digest over the results of all calls */
     uint64_t by[BY_KINDS][TIDE_MAX_NODES + 1];
 } tally;
 
 static void count_config(tally *t, const check_config *config)
 {
+    uint32_t n = config->topology.nodes * config->topology.local;
+
     t->configs++;
+    for (size_t i = 0; i < (size_t)config->n_calls * n; i++)
+        t->results = oracle_mix(t->results, config->shared->results[i], i, config->seed, 0);
     for (uint32_t i = 0; i < config->n_calls; i++) {
         const check_call *call = &config->calls[i];
         t->calls++;
@@ -515,12 +522,13 @@ static int run_config(const cli *c, check_config *config, tally *t, char *text, 
 {
     uint32_t n = config->topology.nodes * config->topology.local;
     size_t report_bytes = n * sizeof(check_report), wrong_bytes = config->n_calls;
-    check_shared shared = {ranks_alloc(report_bytes), ranks_alloc(wrong_bytes)};
+    size_t result_bytes = (size_t)n * config->n_calls * sizeof(uint64_t);
+    check_shared shared = {ranks_alloc(report_bytes), ranks_alloc(wrong_bytes), ranks_alloc(result_bytes)};
     const check_report *first = NULL;
     int code = CLI_OK, result;
 
     text[0] = '\0';
-    if (!shared.reports || !shared.wrong) {
+    if (!shared.reports || !shared.wrong || !shared.results) {
         code = cli_fail(c, "out of memory");
         goto out;
     }
@@ -547,6 +555,7 @@ static int run_config(const cli *c, check_config *config, tally *t, char *text, 
 out:
     ranks_free(shared.reports, report_bytes);
     ranks_free(shared.wrong, wrong_bytes);
+    ranks_free(shared.results, result_bytes);
     return code;
 }
 
@@ -561,14 +570,16 @@ static void print_tally(const tally *t)
                 printf(" %u:%llu", v, (unsigned long long)t->by[k][v]);
         printf("\n");
     }
+    printf("  %-15s 0x%016llx\n", "results", (unsigned long long)t->results);
 }
 
 static void print_tally_json(const cli *c, const tally *t)
 {
     printf("{\"schema\": 1, \"seed\": %lld, \"calls\": %llu, \"wrong\": %llu, \"configurations\": %llu, "
-           "\"all_gathers\": %llu, \"reduce_scatters\": %llu, \"histogram\": {",
+           "\"all_gathers\": %llu, \"reduce_scatters\": %llu, \"results\": \"0x%016llx\", \"histogram\": {",
            (long long)c->seed, (unsigned long long)t->calls, (unsigned long long)t->wrong,
-           (unsigned long long)t->configs, (unsigned long long)t->gathers, (unsigned long long)(t->calls - t->gathers));
+           (unsigned long long)t->configs, (unsigned long long)t->gathers, (unsigned long long)(t->calls - t->gathers),
+           (unsigned long long)t->results);
     for (int k = 0; k < BY_KINDS; k++) {
         bool first = true;
         printf("%s\"%s\": {", k ? ", " : "", by_name[k]);
@@ -590,11 +601,14 @@ int cli_check(const cli *c)
     uint64_t seed = (uint64_t)c->seed;
     static const char *const shape_flags[] = {"dtype",   "shard-dtype", "grad-dtype", "input",
                                               "landing", "groups",      NULL};
+    const cli_fabric *fabric = c->fabric ? cli_find_fabric(c->fabric) : &cli_fabrics[0];
     tally *t;
     int code = CLI_OK;
 
     if (!given && cli_refuse_given(c, shape_flags, "is drawn at random without --model or --shapes") != CLI_OK)
         return CLI_BAD;
+    if (!fabric)
+        return cli_fail_fabric(c);
     t = calloc(1, sizeof *t);
     if (!t)
         return cli_fail(c, "out of memory");
@@ -602,7 +616,7 @@ int cli_check(const cli *c)
         check_config config;
         char text[512];
         uint64_t left = want - done;
-        int one = make_config(c, seed, left < UINT32_MAX / 2 ? (uint32_t)left : UINT32_MAX / 2, &config);
+        int one = make_config(c, fabric, seed, left < UINT32_MAX / 2 ? (uint32_t)left : UINT32_MAX / 2, &config);
 
         if (one == CLI_OK)
             one = run_config(c, &config, t, text, sizeof text);

@@ -5,7 +5,7 @@
 #ifndef TIDE_CLI_CHECK_H
 #define TIDE_CLI_CHECK_H
 
-#include "cli/cli.h"
+#include "cli/fabric.h"
 #include "cli/oracle.h"
 #include "cli/ranks.h"
 
@@ -49,9 +49,10 @@ typedef struct check_group {
 
 typedef struct check_config {
     uint64_t seed;
+    const cli_fabric *fabric;
     tide_topology topology;
     tide_options options;
-    bool procs, jitter, subsets;
+    bool procs, jitter;
     uint32_t w_wave;
     uint32_t n_waves, n_part;
     bool partial, stale, node_landing;
@@ -60,7 +61,7 @@ typedef struct check_config {
     check_action *actions;
     uint32_t n_actions, cap_actions;
     check_call *calls;
-    uint32_t n_calls, cap_calls;
+    uint32_t n_calls;
     struct check_shared *shared;
 } check_config;
 
@@ -73,6 +74,7 @@ typedef struct check_report {
 typedef struct check_shared {
     check_report *reports; /* one a rank */
     uint8_t *wrong;        /* one a call */
+    uint64_t *results;     /* n_calls x n_ranks: digest of the bytes that a call gave a rank, every NaN the same */
 } check_shared;
 
 /* check_run.c: a rank's part; start->job is the check_config. */

@@ -40,7 +40,7 @@ struct cli {
     const char *operand; /* NULL when not given */
     bool help;
     int64_t nodes, local; /* 0: not given */
-    const char *model, *shapes, *dtype, *shard_dtype, *grad_dtype, *input, *landing; /* NULL: not given */
+    const char *model, *shapes, *dtype, *shard_dtype, *grad_dtype, *input, *landing, *fabric; /* NULL: not given */
     int64_t groups, calls; /* 0: not given */
     int64_t rank, seed;
     bool threads, procs, json, ops, models, audit, mutate;

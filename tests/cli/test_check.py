@@ -10,6 +10,18 @@ def test_random_configurations(tide, ranks):
     assert result.last == f"check: {400 if ranks == '--threads' else 100} calls, 0 wrong"
 
 
+def results(tide, *words):
+    result = tide("check", "--json", "--calls", 90, *words, timeout=300)
+    assert result.code == 0, result.out + result.err
+    return result.json["results"]
+
+
+def test_results_say_what_the_bytes_were(tide):
+    first = results(tide, "--seed", 3)
+    assert first == results(tide, "--seed", 3, "--procs", "--fabric", "host")
+    assert first != results(tide, "--seed", 4)
+
+
 @pytest.mark.parametrize("nodes, local", [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2), (2, 8)])
 def test_topologies(tide, nodes, local):
     result = tide("check", "--nodes", nodes, "--local", local, "--calls", 60, "--json", timeout=300)
@@ -40,6 +52,7 @@ def test_bad_words(tide):
         ("--threads --procs", "--procs: excludes --threads"),
         ("--nodes 9 --local 8 --w-wave 3 --model llama-3.1-70b", None),
         ("x", "'x': unexpected argument"),
+        ("--fabric x", "--fabric: 'x' is not built in, expected host"),
         ("--groups 2", "--groups: is drawn at random without --model or --shapes"),
         ("--grad-dtype fp32", "--grad-dtype: is drawn at random without --model or --shapes"),
     ]:

@@ -1,0 +1,66 @@
+/* fabric.c - the fabrics that a command can run ranks on. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/fabric.h"
+
+/* ---- host: a stream is the calling thread, device memory is memory ------------------------- */
+
+static int host_open(cli_device *d, uint32_t rank, uint32_t n_ranks)
+{
+    (void)d;
+    (void)rank;
+    (void)n_ranks;
+    return TIDE_OK;
+}
+
+static void host_close(cli_device *d)
+{
+    (void)d;
+}
+
+static void *host_alloc(cli_device *d, size_t bytes)
+{
+    enum { LINE = 64 };
+
+    (void)d;
+    return bytes > SIZE_MAX - LINE ? NULL : aligned_alloc(LINE, (bytes / LINE + 1) * LINE);
+}
+
+static void host_release(cli_device *d, void *p)
+{
+    (void)d;
+    free(p);
+}
+
+static int host_copy(cli_device *d, void *to, const void *from, size_t bytes)
+{
+    (void)d;
+    memcpy(to, from, bytes);
+    return TIDE_OK;
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+const cli_fabric cli_fabrics[] = {
+    {"host", TIDE_FABRIC_HOST, true, host_open, host_close, host_alloc, host_release, host_copy, host_copy},
+};
+const size_t cli_n_fabrics = sizeof cli_fabrics / sizeof cli_fabrics[0];
+
+const cli_fabric *cli_find_fabric(const char *name)
+{
+    for (size_t i = 0; i < cli_n_fabrics; i++)
+        if (strcmp(cli_fabrics[i].name, name) == 0)
+            return &cli_fabrics[i];
+    return NULL;
+}
+
+int cli_fail_fabric(const cli *c)
+{
+    char names[64] = "";
+
+    for (size_t i = 0; i < cli_n_fabrics; i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? " or " : "", cli_fabrics[i].name);
+    return cli_fail(c, "--fabric: '%s' is not built in, expected %s", c->fabric, names);
+}

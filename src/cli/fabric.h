@@ -1,0 +1,41 @@
+/*
+ * fabric.h - what a command that runs ranks has to know of a fabric: how a communicator asks for it, and how test data
+ * gets into its memory and out again. One row a fabric in fabric.c; --fabric picks one.
+ */
+#ifndef TIDE_CLI_FABRIC_H
+#define TIDE_CLI_FABRIC_H
+
+#include "cli/cli.h"
+
+typedef struct cli_fabric cli_fabric;
+
+/* One rank's device. */
+typedef struct cli_device {
+    const cli_fabric *fabric;
+    int ordinal;  /* for tide_comm_desc */
+    void *stream; /* for every call of the library */
+    void *own;    /* the fabric's */
+} cli_device;
+
+/* The verbs that can fail return a TIDE_ERR code whose text is the library's last error. All are called in the rank's
+ * thread. */
+struct cli_fabric {
+    const char *name;
+    int number;           /* tide_fabric */
+    bool shared_landing;  /* the knob multicast may be 1 */
+    int (*open)(cli_device *d, uint32_t rank, uint32_t n_ranks); /* before the communicator; fills ordinal and stream */
+    void (*close)(cli_device *d);                                /* after it */
+    /* Memory that calls read inputs from and write outputs to, at least 64-byte aligned; NULL when there is none. */
+    void *(*alloc)(cli_device *d, size_t bytes);
+    void (*release)(cli_device *d, void *p); /* NULL is fine */
+    /* Host bytes into device memory and back, behind all that d->stream waits for; done when they return. */
+    int (*copy_in)(cli_device *d, void *to, const void *host, size_t bytes);
+    int (*copy_out)(cli_device *d, void *host, const void *from, size_t bytes);
+};
+
+extern const cli_fabric cli_fabrics[]; /* the first one is the reference */
+extern const size_t cli_n_fabrics;
+const cli_fabric *cli_find_fabric(const char *name); /* NULL when there is none */
+int cli_fail_fabric(const cli *c); /* c->fabric is none: says which ones there are; CLI_BAD */
+
+#endif
