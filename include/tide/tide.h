@@ -108,7 +108,8 @@ TIDE_API void tide_log_set(tide_log_fn fn, void *context);
     X(head_bytes, INT64_C(8) << 20, 16, INT64_C(1) << 40, "bytes of heads a round of the all-gather") \
     X(multicast, TIDE_AUTO, 0, 1, "1: one write serves a node (host: one shared landing); 0: one a rank") \
     X(poison, 0, 0, 1, "1: fill a released landing with 0xFF, so that use after reshard shows")     \
-    X(deadline_ms, 600000, 1, INT64_C(1) << 40, "milliseconds a wait may take from its enqueue")
+    X(deadline_ms, 600000, 1, INT64_C(1) << 40, "milliseconds a wait may take from its enqueue")    \
+    X(target, 0, 0, 1, "what chunk and c_sum are chosen for: 0 CPU cores, 1 GPUs")
 
 typedef struct tide_options {
     size_t size;
@@ -120,7 +121,7 @@ typedef struct tide_options {
 #define TIDE_OPTIONS_INIT                                                                           \
     {                                                                                               \
         sizeof(tide_options), 0, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 2,          \
-            TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 4, 2, INT64_C(8) << 20, TIDE_AUTO, 0, 600000           \
+            TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 4, 2, INT64_C(8) << 20, TIDE_AUTO, 0, 600000, 0        \
     }
 
 typedef struct tide_knob_info {

@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 enum { DEFAULT_CHUNK = 65536, MIN_CHUNK = 16, MAX_AUTO_CHUNKS = 1 << 20 };
+enum { GPU_CHUNKS = 8, GPU_MIN_CHUNK = 1 << 19, GPU_MAX_CHUNK = 1 << 22 };
 
 static int check_arguments(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
                            const tide_options *options)
@@ -58,6 +59,10 @@ static void solve(const tide_plan *plan, plan_choice *out)
             item = tide_dtype_bytes(g->grad_dtype);
         }
     }
+    if (plan->topology.nodes == 1 && plan->options.target == 1) {
+        *out = (plan_choice){1, plan_solve_node(&plan_node_rates_h200, plan->topology.local, item), 1};
+        return;
+    }
     plan_solve(&plan_rates_paper, plan->topology.nodes, plan->topology.local, (uint32_t)plan->options.w_wave,
                (uint32_t)plan->options.n_part, s32, item, out);
 }
@@ -108,7 +113,17 @@ static int resolve_waves(tide_plan *plan)
     return TIDE_OK;
 }
 
-/* A chunk knob left to the plan cuts no block into more than MAX_AUTO_CHUNKS. */
+/* Elements of a chunk when the knob is left to the plan; `most`: of the largest block. On CPUs a chunk fits the second-level
+ * cache. On GPUs it pays for its two signals and its launch, and the last chunk's sum, which nothing overlaps, stays short;
+ * in any case it is added out of the second-level cache. No block is cut into more than MAX_AUTO_CHUNKS. */
+static uint64_t auto_chunk(const tide_options *o, uint64_t most)
+{
+    uint64_t chunk = DEFAULT_CHUNK;
+    if (o->target == 1)
+        chunk = tide_max_u64(GPU_MIN_CHUNK, tide_min_u64(tide_ceil_div(most, GPU_CHUNKS), GPU_MAX_CHUNK));
+    return tide_max_u64(chunk, tide_align_up(tide_ceil_div(most, MAX_AUTO_CHUNKS), PLAN_VECTOR));
+}
+
 static int cut_groups(tide_plan *plan)
 {
     tide_options *o = &plan->options;
@@ -120,8 +135,7 @@ static int cut_groups(tide_plan *plan)
         most = tide_max_u64(most, plan->groups[i].cut.part);
     }
     if (o->chunk == TIDE_AUTO)
-        o->chunk =
-            (int64_t)tide_max_u64(DEFAULT_CHUNK, tide_align_up(tide_ceil_div(most, MAX_AUTO_CHUNKS), PLAN_VECTOR));
+        o->chunk = (int64_t)auto_chunk(o, most);
     o->chunk = (int64_t)tide_min_u64((uint64_t)o->chunk, tide_max_u64(most, MIN_CHUNK));
     for (uint32_t i = 0; i < plan->n_groups; i++) {
         plan_group *g = &plan->groups[i];

@@ -126,6 +126,11 @@ extern const plan_rates plan_rates_paper;
 typedef struct plan_choice { uint32_t k, c_sum, c_land; } plan_choice;
 void plan_solve(const plan_rates *rates, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t n_part,
                 uint64_t s32_bytes, uint32_t grad_item, plan_choice *out);
+/* One node has no NIC: the CTAs that add a reduce-scatter's elements as fast as the peers' pushes bring them. Bytes a second:
+ * what arrives at a GPU, and what one CTA reads and writes. */
+typedef struct plan_node_rates { double bw_link, bw_sum; } plan_node_rates;
+extern const plan_node_rates plan_node_rates_h200;
+uint32_t plan_solve_node(const plan_node_rates *rates, uint32_t local, uint32_t grad_item);
 /* Closed-form bound of the paper's 5.4 in S32 blocks: 4 n_stg + 8 n_par + 2 n_out + 2 (L = 8, bf16). */
 uint64_t plan_area_bound(uint32_t n_stg, uint32_t n_par, uint32_t n_out);
 

@@ -84,7 +84,7 @@ static void test_errors_and_knobs(void **state)
     ARGUMENT(tide_knob_describe(0, NULL), "out: NULL");
     while (tide_knob_describe(n, &knob) == TIDE_OK)
         n++;
-    refused(tide_knob_describe(n, &knob), TIDE_ERR_END, "index: 16 is not in 0..15");
+    refused(tide_knob_describe(n, &knob), TIDE_ERR_END, "index: 17 is not in 0..16");
     ARGUMENT(tide_options_set(NULL, "k", 1), "options: NULL");
     ARGUMENT(tide_options_set(&o, NULL, 1), "name: NULL");
     ARGUMENT(tide_options_set(&o, "kk", 1), "name: 'kk' is not a knob");
