@@ -1,8 +1,6 @@
 /* device.c - opening and closing a host device. */
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "fabric/host/host.h"
@@ -45,17 +43,6 @@ static const fab_device_verbs host_verbs = {
     .close = host_close,
 };
 
-/* Tells ranks that are threads of one process: pids alone could be equal in different pid namespaces. */
-static pthread_once_t process_once = PTHREAD_ONCE_INIT;
-static uint64_t process_token;
-static int process_errno;
-
-static void draw_process_token(void)
-{
-    if (getrandom(&process_token, sizeof process_token, 0) != (ssize_t)sizeof process_token)
-        process_errno = errno ? errno : EIO;
-}
-
 static int workers_wanted(uint32_t *out)
 {
     const char *text = getenv("TIDE_HOST_WORKERS");
@@ -72,15 +59,13 @@ static int workers_wanted(uint32_t *out)
     return TIDE_OK;
 }
 
-static int open_local(host_device *d, const fab_open *desc, host_memory **page)
+static int open_local(host_device *d, const fab_open *desc)
 {
-    const tide_options defaults = TIDE_OPTIONS_INIT;
-    int status = fab_fork_watch();
+    int status;
 
-    d->fork_watched = status == TIDE_OK;
-    pthread_once(&process_once, draw_process_token);
-    if (status == TIDE_OK && process_errno)
-        status = tide_fail(TIDE_ERR_SYSTEM, "getrandom: %s", strerror(process_errno));
+    d->open = *desc;
+    status = fab_peers_init(&d->peers, &d->open, sizeof(host_control), &host_peers_hooks, d);
+    d->open.options = NULL;
     if (status == TIDE_OK)
         status = workers_wanted(&d->n_workers);
     if (status != TIDE_OK)
@@ -88,19 +73,8 @@ static int open_local(host_device *d, const fab_open *desc, host_memory **page)
     d->face = (fab_device){.verbs = &host_verbs, .rail = &host_rail_verbs, .name = "host", .rank = desc->rank,
                            .n_ranks = desc->n_ranks, .node_size = desc->node_size, .multicast = 1,
                            .granularity = (uint64_t)sysconf(_SC_PAGESIZE)};
-    d->open = *desc;
-    d->open.options = NULL;
-    d->deadline_ns = (desc->options ? desc->options : &defaults)->deadline_ms;
-    if (d->deadline_ns < 0)
-        d->deadline_ns = defaults.deadline_ms;
-    d->deadline_ns = (int64_t)tide_min_u64((uint64_t)d->deadline_ns, INT64_MAX / 4000000) * 1000000;
-    d->process = process_token;
-    d->pages = tide_calloc(desc->n_ranks, sizeof *d->pages);
-    d->pids = tide_calloc(desc->n_ranks, sizeof *d->pids);
     d->workers = tide_calloc(d->n_workers, sizeof *d->workers);
-    if (!d->pages || !d->pids || !d->workers)
-        return TIDE_ERR_MEMORY;
-    return host_memory_create("tide-control", sizeof(host_control), page);
+    return d->workers ? TIDE_OK : TIDE_ERR_MEMORY;
 }
 
 /* Library threads take no signals: those are the program's. */
@@ -118,43 +92,27 @@ static int start_threads(host_device *d)
             break;
         }
     }
-    if (status == TIDE_OK)
-        status = host_watch_start(d);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return status;
+    return status == TIDE_OK ? fab_peers_watch(&d->peers) : status;
 }
 
 int fab_host_open(const fab_open *desc, fab_device **out)
 {
     host_device *d;
-    host_memory *page = NULL;
-    uint8_t *everybody;
     int status = fab_check_fork();
 
     *out = NULL;
     if (status != TIDE_OK)
         return status;
     d = tide_calloc(1, sizeof *d);
-    everybody = tide_calloc(desc->n_ranks, 1);
-    if (!d || !everybody)
-        status = TIDE_ERR_MEMORY;
-    if (d) {
+    if (d)
         pthread_mutex_init(&d->lock, NULL);
-        pthread_mutex_init(&d->fail_lock, NULL);
-    }
-    if (status == TIDE_OK)
-        status = open_local(d, desc, &page);
-    if (everybody)
-        memset(everybody, 1, desc->n_ranks);
-    status = host_memory_exchange(desc, status, d ? d->process : 0, page, everybody, d ? d->pages : NULL,
-                                  d ? d->pids : NULL);
-    host_memory_drop(page);
-    tide_free(everybody);
+    status = fab_peers_meet(desc, d ? &d->peers : NULL, d ? open_local(d, desc) : TIDE_ERR_MEMORY);
     if (status == TIDE_OK) {
         d->own = host_page(d, desc->rank);
         status = fab_agree(desc, start_threads(d));
         if (status != TIDE_OK)
-            atomic_store(&d->own->closed, 1);
+            fab_peers_leave(&d->peers);
     }
     if (status != TIDE_OK) {
         if (d)
@@ -171,8 +129,8 @@ static void host_close(fab_device *face)
 
     if (!d || atomic_load(&fab_forked_flag)) /* a child has no threads to stop, and the rest is the parent's */
         return;
+    fab_peers_leave(&d->peers);
     if (d->own) {
-        atomic_store(&d->own->closed, 1);
         pthread_mutex_lock(&d->lock);
         d->stop = 1;
         pthread_mutex_unlock(&d->lock);
@@ -180,16 +138,9 @@ static void host_close(fab_device *face)
     }
     for (uint32_t i = 0; i < d->n_started; i++)
         pthread_join(d->workers[i], NULL);
-    host_watch_stop(d);
-    for (uint32_t r = 0; d->pages && r < d->face.n_ranks; r++)
-        host_memory_drop(d->pages[r]);
-    if (d->fork_watched)
-        fab_fork_unwatch();
-    pthread_mutex_destroy(&d->fail_lock);
+    fab_peers_clear(&d->peers);
     pthread_mutex_destroy(&d->lock);
     tide_free(d->workers);
-    tide_free(d->pids);
-    tide_free(d->pages);
     tide_free(d);
 }
 

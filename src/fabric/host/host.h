@@ -15,37 +15,22 @@
 #ifndef TIDE_HOST_H
 #define TIDE_HOST_H
 
-#include <poll.h>
-#include <pthread.h>
-
-#include "fabric/fabric.h"
+#include "fabric/peers.h"
 
 enum host_bell { BELL_WORKER, BELL_CALLER, BELL_COUNT };
 enum host_sleeper { SLEEPER_WORKER = 1, SLEEPER_CALLER = 2, HELPER = 4 };
 
 typedef struct host_control {
+    fab_page page;
     _Atomic uint32_t sleepers;
     _Atomic uint32_t bell[BELL_COUNT];
-    _Atomic uint32_t poison; /* 1 + rank whose page holds the failure */
-    _Atomic uint32_t failed; /* `failure` is complete */
-    _Atomic uint32_t closed; /* the rank has left in order: its process may end */
-    _Atomic uint64_t crumb_call, crumb_op; /* last wait that did not find its word */
-    tide_failure failure;
 } host_control;
-
-/* Shared memory of one rank as this process sees it. Ranks of one process share the object, so it is counted. */
-typedef struct host_memory {
-    _Atomic uint32_t refs;
-    int fd;         /* the owner's, else -1 */
-    void *base;
-    uint64_t bytes; /* mapped */
-} host_memory;
 
 typedef struct host_arena {
     fab_arena face;
     _Atomic uint32_t refs;
     uint32_t rank, n_ranks;
-    host_memory **memory;
+    fab_memory **memory;
 } host_arena;
 
 enum host_item_kind {
@@ -129,14 +114,11 @@ struct fab_rail {
 typedef struct host_device {
     fab_device face;
     fab_open open;
-    int64_t deadline_ns;
-    uint64_t seed, process; /* process: token of this process, tells ranks that share it */
-    uint32_t n_workers, n_started;
-    int fork_watched;
-    pthread_t *workers;
-    host_memory **pages; /* control pages, per rank */
+    fab_peers peers;
     host_control *own;
-    int64_t *pids;       /* per rank; 0: this process */
+    uint64_t seed;
+    uint32_t n_workers, n_started;
+    pthread_t *workers;
 
     pthread_mutex_t lock; /* queues, busy, events, helpers, stop */
     fab_queue *queues;
@@ -146,32 +128,25 @@ typedef struct host_device {
     int stop;
     _Atomic uint32_t room, room_waiters; /* futex of an enqueuer that found a ring full, or of queue_destroy */
 
-    pthread_mutex_t fail_lock;
-    _Atomic int failed; /* code, once the own page's failure is complete */
-
-    pthread_t watch;
-    int watching;
-    struct pollfd *watch_set; /* fail.c */
     fab_inject inject;
     int injecting;
 } host_device;
 
 static inline host_control *host_page(const host_device *d, uint32_t rank)
 {
-    return d->pages[rank]->base;
+    return (host_control *)fab_peers_page(&d->peers, rank);
 }
 static inline bool host_has_failed(host_device *d)
 {
-    return atomic_load_explicit(&d->failed, memory_order_acquire) != 0;
+    return fab_peers_failed(&d->peers);
 }
 
-/* memory.c */
-int host_memory_create(const char *name, uint64_t bytes, host_memory **out);
-void host_memory_drop(host_memory *m);
-/* C  memory[r] for every r with peers[r] != 0, and own; all or none. pids (may be NULL): per rank, 0 for this process.
- */
-int host_memory_exchange(const fab_open *desc, int status, uint64_t process, host_memory *own, const uint8_t *peers,
-                         host_memory **memory, int64_t *pids);
+static inline void host_adopt_poison(host_device *d)
+{
+    fab_peers_adopt(&d->peers);
+}
+
+/* arena.c */
 int host_arena_create(fab_device *d, uint64_t bytes, const uint8_t *peers, fab_arena **out);
 void host_arena_hold(fab_arena *a);
 void host_arena_drop(fab_arena *a);
@@ -187,13 +162,9 @@ void host_ring_all(host_control *c);    /* failure: everybody up */
 /* fail.c */
 int host_failure(fab_device *d, tide_failure *out);
 int host_fail_face(fab_device *d, const tide_failure *failure);
-/* spread: the other ranks fail with this record (else they find out by themselves). */
-void host_fail(host_device *d, const tide_failure *failure, bool spread);
 /* The failure of a wait: `peer`'s word is missing or wrong. */
 void host_fail_wait(host_device *d, int code, const host_item *item, uint32_t peer);
-void host_adopt_poison(host_device *d);
-int host_watch_start(host_device *d);
-void host_watch_stop(host_device *d);
+extern const fab_peers_hooks host_peers_hooks;
 
 /* stream.c: what the caller does */
 int host_queue_create(fab_device *d, uint32_t n_streams, fab_queue **out);

@@ -44,8 +44,8 @@ static bool item_ready(host_device *d, host_stream *s, const host_item *item)
             s->satisfied++;
         if (s->satisfied == item->n)
             return true;
-        atomic_store_explicit(&d->own->crumb_call, item->number, memory_order_relaxed);
-        atomic_store_explicit(&d->own->crumb_op, item->where->op, memory_order_relaxed);
+        atomic_store_explicit(&d->own->page.crumb_call, item->number, memory_order_relaxed);
+        atomic_store_explicit(&d->own->page.crumb_op, item->where->op, memory_order_relaxed);
         return false;
     case ITEM_JOIN:
         return atomic_load(&e->done) >= item->value;
@@ -270,7 +270,7 @@ static int64_t next_deadline(host_device *d)
             if (s->busy || head == atomic_load(&s->tail) || (item->kind != ITEM_WAIT && item->kind != ITEM_RAIL_WAIT))
                 continue;
             now = now ? now : tide_now_ns();
-            left = item->enqueued + d->deadline_ns - now;
+            left = item->enqueued + d->peers.deadline_ns - now;
             if (left <= 0 && (peer = host_missing(d, item)) >= 0) {
                 host_fail_wait(d, TIDE_ERR_DEADLINE, item, (uint32_t)peer);
                 return 0;
@@ -327,13 +327,13 @@ static void sleep_on(host_device *d, enum host_bell bell, bool works, const host
 {
     uint32_t bit = bell == BELL_WORKER ? SLEEPER_WORKER : SLEEPER_CALLER;
     uint32_t seen = atomic_load(&d->own->bell[bell]);
-    int64_t timeout = d->deadline_ns, left;
+    int64_t timeout = d->peers.deadline_ns, left;
 
     /* a lone worker without work does not mind the peers' signals: the next submit says when it has to */
     if (bell == BELL_CALLER || d->n_workers > 1 || anything_queued(d))
         atomic_fetch_or(&d->own->sleepers, bit);
     if (d->stop || (works && any_can_run(d)) || (goal && (reached(goal) || host_has_failed(d))) ||
-        (!host_has_failed(d) && atomic_load(&d->own->poison))) {
+        (!host_has_failed(d) && atomic_load(&d->own->page.poison))) {
         if (d->n_workers == 1)
             atomic_fetch_and(&d->own->sleepers, ~bit);
         return;

@@ -1,10 +1,11 @@
-/* memory.c - shared memory of the host device: memfds, mappings, arenas. */
+/* memory.c - shared memory under a file descriptor: creation, mappings, exchange; the token of a process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
-#include "fabric/host/host.h"
+#include "fabric/peers.h"
 
 /* Reserves the pages in steps: a signal that interrupts a step takes only that step back, and a program with a timer
  * still gets to the end. */
@@ -27,9 +28,9 @@ static int reserve(int fd, uint64_t bytes)
     return TIDE_OK;
 }
 
-int host_memory_create(const char *name, uint64_t bytes, host_memory **out)
+int fab_memory_create(const char *name, uint64_t bytes, fab_memory **out)
 {
-    host_memory *m = tide_calloc(1, sizeof *m);
+    fab_memory *m = tide_calloc(1, sizeof *m);
     int status = TIDE_OK;
 
     *out = NULL;
@@ -53,16 +54,16 @@ int host_memory_create(const char *name, uint64_t bytes, host_memory **out)
         }
     }
     if (status != TIDE_OK) {
-        host_memory_drop(m);
+        fab_memory_drop(m);
         return status;
     }
     *out = m;
     return TIDE_OK;
 }
 
-static int map_peer(int fd, host_memory **out)
+static int map_peer(int fd, fab_memory **out)
 {
-    host_memory *m = tide_calloc(1, sizeof *m);
+    fab_memory *m = tide_calloc(1, sizeof *m);
     off_t bytes;
 
     if (!m)
@@ -83,7 +84,7 @@ static int map_peer(int fd, host_memory **out)
     return TIDE_OK;
 }
 
-void host_memory_drop(host_memory *m)
+void fab_memory_drop(fab_memory *m)
 {
     if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
         return;
@@ -101,8 +102,8 @@ typedef struct identity {
     uint64_t object;
 } identity;
 
-int host_memory_exchange(const fab_open *desc, int status, uint64_t process, host_memory *own, const uint8_t *peers,
-                         host_memory **memory, int64_t *pids)
+int fab_memory_exchange(const fab_open *desc, int status, uint64_t process, fab_memory *own, const uint8_t *peers,
+                         fab_memory **memory, int64_t *pids)
 {
     uint32_t n = desc->n_ranks;
     identity id = {process, getpid(), (uint64_t)(uintptr_t)own}, *ids = NULL;
@@ -125,7 +126,7 @@ int host_memory_exchange(const fab_open *desc, int status, uint64_t process, hos
         if (pids)
             pids[r] = 0;
         if ((peers[r] || r == desc->rank) && here) {
-            memory[r] = (host_memory *)(uintptr_t)ids[r].object;
+            memory[r] = (fab_memory *)(uintptr_t)ids[r].object;
             atomic_fetch_add(&memory[r]->refs, 1);
         }
     }
@@ -142,7 +143,7 @@ int host_memory_exchange(const fab_open *desc, int status, uint64_t process, hos
 done:
     if (status != TIDE_OK) {
         for (uint32_t r = 0; r < n && memory; r++) {
-            host_memory_drop(memory[r]);
+            fab_memory_drop(memory[r]);
             memory[r] = NULL;
         }
     }
@@ -152,65 +153,19 @@ done:
     return status;
 }
 
-int host_arena_create(fab_device *face, uint64_t bytes, const uint8_t *peers, fab_arena **out)
-{
-    host_device *d = (host_device *)face;
-    uint32_t n = face->n_ranks;
-    host_memory *own = NULL;
-    host_arena *a = tide_calloc(1, sizeof *a);
-    int status = TIDE_OK;
+static pthread_once_t process_once = PTHREAD_ONCE_INIT;
+static uint64_t process_token;
+static int process_errno;
 
-    *out = NULL;
-    if (!a || !(a->memory = tide_calloc(n, sizeof(host_memory *))) || !(a->face.base = tide_calloc(n, sizeof(void *))))
-        status = TIDE_ERR_MEMORY;
-    if (status == TIDE_OK)
-        status = host_memory_create("tide-arena", bytes, &own);
-    status = host_memory_exchange(&d->open, status, d->process, own, peers, a ? a->memory : NULL, NULL);
-    host_memory_drop(own); /* memory[rank] holds it now */
-    if (status != TIDE_OK) {
-        if (a) {
-            tide_free(a->face.base);
-            tide_free(a->memory);
-        }
-        tide_free(a);
-        return status;
-    }
-    a->refs = 1;
-    a->rank = face->rank;
-    a->n_ranks = n;
-    for (uint32_t r = 0; r < n; r++)
-        a->face.base[r] = a->memory[r] ? a->memory[r]->base : NULL;
-    a->face.bytes = bytes;
-    a->face.allocated = a->memory[a->rank]->bytes;
-    *out = &a->face;
-    return TIDE_OK;
+static void draw_process_token(void)
+{
+    if (getrandom(&process_token, sizeof process_token, 0) != (ssize_t)sizeof process_token)
+        process_errno = errno ? errno : EIO;
 }
 
-void host_arena_hold(fab_arena *face)
+int fab_process(uint64_t *token)
 {
-    atomic_fetch_add(&((host_arena *)face)->refs, 1);
-}
-
-void host_arena_drop(fab_arena *face)
-{
-    host_arena *a = (host_arena *)face;
-    if (!a || atomic_fetch_sub(&a->refs, 1) != 1)
-        return;
-    for (uint32_t r = 0; r < a->n_ranks; r++)
-        host_memory_drop(a->memory[r]);
-    tide_free(a->face.base);
-    tide_free(a->memory);
-    tide_free(a);
-}
-
-void host_arena_trim(fab_arena *face, uint32_t keep)
-{
-    host_arena *a = (host_arena *)face;
-    for (uint32_t r = 0; r < a->n_ranks; r++) {
-        if (r == a->rank || r == keep)
-            continue;
-        host_memory_drop(a->memory[r]);
-        a->memory[r] = NULL;
-        a->face.base[r] = NULL;
-    }
+    pthread_once(&process_once, draw_process_token);
+    *token = process_token;
+    return process_errno ? tide_fail(TIDE_ERR_SYSTEM, "getrandom: %s", strerror(process_errno)) : TIDE_OK;
 }

@@ -1,0 +1,276 @@
+/* peers.c - the failure record of a rank, how it reaches the others, and the watch over peer processes. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "fabric/peers.h"
+
+/* ---- opening and closing ------------------------------------------------------------------------ */
+
+int fab_peers_init(fab_peers *p, const fab_open *open, uint64_t page_bytes, const fab_peers_hooks *hooks, void *device)
+{
+    const tide_options defaults = TIDE_OPTIONS_INIT;
+    int status;
+
+    p->open = open;
+    p->hooks = hooks;
+    p->device = device;
+    pthread_mutex_init(&p->lock, NULL);
+    p->locked = 1;
+    status = fab_fork_watch();
+    p->fork_watched = status == TIDE_OK;
+    if (status == TIDE_OK)
+        status = fab_process(&p->process);
+    if (status != TIDE_OK)
+        return status;
+    p->deadline_ns = (open->options ? open->options : &defaults)->deadline_ms;
+    if (p->deadline_ns < 0)
+        p->deadline_ns = defaults.deadline_ms;
+    p->deadline_ns = (int64_t)tide_min_u64((uint64_t)p->deadline_ns, INT64_MAX / 4000000) * 1000000;
+    p->pages = tide_calloc(open->n_ranks, sizeof *p->pages);
+    p->pids = tide_calloc(open->n_ranks, sizeof *p->pids);
+    if (!p->pages || !p->pids)
+        return TIDE_ERR_MEMORY;
+    return fab_memory_create("tide-control", page_bytes, &p->page);
+}
+
+int fab_peers_meet(const fab_open *desc, fab_peers *p, int status)
+{
+    uint8_t *everybody = tide_calloc(desc->n_ranks, 1);
+
+    if (everybody)
+        memset(everybody, 1, desc->n_ranks);
+    else if (status == TIDE_OK)
+        status = TIDE_ERR_MEMORY;
+    status = fab_memory_exchange(desc, status, p ? p->process : 0, p ? p->page : NULL, everybody, p ? p->pages : NULL,
+                                 p ? p->pids : NULL);
+    tide_free(everybody);
+    if (p) {
+        fab_memory_drop(p->page); /* pages[rank] holds it now */
+        p->page = NULL;
+    }
+    if (status == TIDE_OK)
+        p->own = fab_peers_page(p, desc->rank);
+    return status;
+}
+
+void fab_peers_leave(fab_peers *p)
+{
+    if (p->own)
+        atomic_store(&p->own->closed, 1);
+}
+
+void fab_peers_clear(fab_peers *p)
+{
+    if (p->watching) {
+        atomic_store(&p->stop, 1);
+        fab_peers_wake(p);
+        pthread_join(p->watch, NULL);
+    }
+    for (uint32_t i = 0; p->watch_set && i <= p->open->n_ranks; i++)
+        if (p->watch_set[i].fd >= 0)
+            close(p->watch_set[i].fd);
+    tide_free(p->watch_set);
+    fab_memory_drop(p->page);
+    for (uint32_t r = 0; p->pages && r < p->open->n_ranks; r++)
+        fab_memory_drop(p->pages[r]);
+    if (p->fork_watched)
+        fab_fork_unwatch();
+    if (p->locked)
+        pthread_mutex_destroy(&p->lock);
+    tide_free(p->pids);
+    tide_free(p->pages);
+}
+
+/* ---- failures ----------------------------------------------------------------------------------- */
+
+/* First one wins. The record is complete before `failed` and `poison` can be seen. */
+static bool keep_failure(fab_peers *p, const tide_failure *failure)
+{
+    bool first;
+    pthread_mutex_lock(&p->lock);
+    first = !fab_peers_failed(p);
+    if (first) {
+        p->own->failure = *failure;
+        p->own->failure.size = sizeof *failure;
+        atomic_store(&p->own->failed, 1);
+        atomic_store_explicit(&p->failed, failure->code, memory_order_release);
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (first) {
+        p->hooks->failed(p->device);
+        tide_log(0, "%s", failure->text);
+    }
+    return first;
+}
+
+void fab_peers_fail(fab_peers *p, const tide_failure *failure, bool spread)
+{
+    if (!keep_failure(p, failure) || !spread)
+        return;
+    for (uint32_t r = 0; r < p->open->n_ranks; r++) {
+        uint32_t none = 0;
+        if (r != p->open->rank &&
+            atomic_compare_exchange_strong(&fab_peers_page(p, r)->poison, &none, p->open->rank + 1) && p->hooks->told)
+            p->hooks->told(p->device, r);
+    }
+}
+
+void fab_peers_adopt(fab_peers *p)
+{
+    uint32_t origin = atomic_load(&p->own->poison);
+    tide_failure copy;
+    if (!origin || origin > p->open->n_ranks || fab_peers_failed(p))
+        return;
+    copy = fab_peers_page(p, origin - 1)->failure;
+    keep_failure(p, &copy);
+}
+
+int fab_peers_failure(fab_peers *p, tide_failure *out)
+{
+    tide_failure healthy = TIDE_FAILURE_INIT;
+    if (!fab_peers_failed(p)) {
+        if (out)
+            *out = healthy;
+        return TIDE_OK;
+    }
+    if (out)
+        *out = p->own->failure;
+    return tide_fail(p->own->failure.code, "%s", p->own->failure.text);
+}
+
+void fab_peers_fail_wait(fab_peers *p, int code, const fab_waiting *wait, uint32_t peer)
+{
+    tide_failure f = TIDE_FAILURE_INIT;
+    fab_page *theirs = fab_peers_page(p, peer);
+
+    f.code = code;
+    f.rank = p->open->rank;
+    f.peer = peer;
+    f.call = wait->call;
+    snprintf(f.phase, sizeof f.phase, "%s", wait->where->phase);
+    if (code == TIDE_ERR_MISMATCH)
+        snprintf(f.text, sizeof f.text,
+                 "rank %u and rank %u disagree: in call %llu (%s, op %u) the ranks make different calls, expected "
+                 "the same group, dtype and parameters",
+                 f.rank, peer, (unsigned long long)f.call, f.phase, wait->where->op);
+    else
+        snprintf(f.text, sizeof f.text,
+                 "rank %u waited %.3f s for rank %u in %s of call %llu (op %u); rank %u last waited in call %llu, "
+                 "op %llu",
+                 f.rank, (double)(tide_now_ns() - wait->enqueued) / 1e9, peer, f.phase, (unsigned long long)f.call,
+                 wait->where->op, peer, (unsigned long long)atomic_load(&theirs->crumb_call),
+                 (unsigned long long)atomic_load(&theirs->crumb_op));
+    fab_peers_fail(p, &f, true);
+}
+
+void fab_peers_fail_death(fab_peers *p, uint32_t peer, const fab_waiting *wait)
+{
+    tide_failure f = TIDE_FAILURE_INIT;
+
+    f.code = TIDE_ERR_PEER_DEAD;
+    f.rank = p->open->rank;
+    f.peer = peer;
+    if (wait) {
+        f.call = wait->call;
+        snprintf(f.phase, sizeof f.phase, "%s", wait->where->phase);
+        snprintf(f.text, sizeof f.text, "rank %u (process %lld) died; rank %u was in %s of call %llu (op %u)", peer,
+                 (long long)p->pids[peer], f.rank, f.phase, (unsigned long long)f.call, wait->where->op);
+    } else {
+        snprintf(f.phase, sizeof f.phase, "idle");
+        snprintf(f.text, sizeof f.text, "rank %u (process %lld) died; rank %u was idle", peer, (long long)p->pids[peer],
+                 f.rank);
+    }
+    fab_peers_fail(p, &f, false); /* every rank watches every process: each names its own wait */
+}
+
+/* ---- the watch ---------------------------------------------------------------------------------- */
+
+static void look_at_processes(fab_peers *p)
+{
+    uint32_t n = p->open->n_ranks;
+    for (uint32_t first = 0; first < n; first++) {
+        if (p->watch_set[first + 1].fd < 0 || !p->watch_set[first + 1].revents)
+            continue;
+        close(p->watch_set[first + 1].fd);
+        p->watch_set[first + 1].fd = -1;
+        for (uint32_t r = first; r < n; r++) {
+            if (p->pids[r] == p->pids[first] && !atomic_load(&fab_peers_page(p, r)->closed)) {
+                p->hooks->died(p->device, r);
+                break;
+            }
+        }
+    }
+}
+
+/* watch_set[r + 1] is the process of rank r (the lowest rank stands for a process; fd -1: ignored), watch_set[0] the
+ * event that wakes. */
+static void *watch_main(void *argument)
+{
+    fab_peers *p = argument;
+
+    while (!atomic_load(&p->stop)) {
+        int timeout = p->hooks->tick ? p->hooks->tick(p->device) : -1;
+        uint64_t woken;
+        int n = poll(p->watch_set, p->open->n_ranks + 1, timeout);
+        if (n < 0 && errno != EINTR)
+            return NULL;
+        if (n <= 0)
+            continue;
+        if (p->watch_set[0].revents && read(p->watch_set[0].fd, &woken, sizeof woken) < 0 && errno != EAGAIN)
+            return NULL;
+        if (!atomic_load(&p->stop))
+            look_at_processes(p);
+    }
+    return NULL;
+}
+
+void fab_peers_wake(fab_peers *p)
+{
+    uint64_t one = 1;
+    ssize_t ignored = p->watching ? write(p->watch_set[0].fd, &one, sizeof one) : 0; /* full: it is awake */
+    (void)ignored;
+}
+
+int fab_peers_watch(fab_peers *p)
+{
+    uint32_t n = p->open->n_ranks, watched = 0;
+    sigset_t all, before;
+    int status = TIDE_OK;
+
+    p->watch_set = tide_calloc((size_t)n + 1, sizeof *p->watch_set);
+    if (!p->watch_set)
+        return TIDE_ERR_MEMORY;
+    for (uint32_t i = 0; i <= n; i++)
+        p->watch_set[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+    for (uint32_t r = 0; r < n && status == TIDE_OK; r++) {
+        uint32_t first = 0;
+        while (p->pids[first] != p->pids[r])
+            first++;
+        if (!p->pids[r] || first != r)
+            continue;
+        p->watch_set[r + 1].fd = (int)syscall(SYS_pidfd_open, p->pids[r], 0);
+        if (p->watch_set[r + 1].fd < 0)
+            status = errno == ESRCH ? tide_fail(TIDE_ERR_PEER_DEAD, "rank %u (process %lld) died during set-up", r,
+                                                (long long)p->pids[r])
+                                    : tide_fail(TIDE_ERR_SYSTEM, "pidfd_open of rank %u: %s", r, strerror(errno));
+        watched++;
+    }
+    if (status != TIDE_OK || (!watched && !p->hooks->tick))
+        return status;
+    p->watch_set[0].fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (p->watch_set[0].fd < 0)
+        return tide_fail(TIDE_ERR_SYSTEM, "eventfd: %s", strerror(errno));
+    sigfillset(&all); /* library threads take no signals: those are the program's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    status = pthread_create(&p->watch, NULL, watch_main, p);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status != 0)
+        return tide_fail(TIDE_ERR_SYSTEM, "pthread_create: %s", strerror(status));
+    p->watching = 1;
+    return TIDE_OK;
+}
