@@ -171,7 +171,7 @@ EXPORT void *host_tensor(host_tide *h, int kind, uint32_t index)
 
 EXPORT void *host_adopt(host_tide *h, uint32_t index, const void *data, uint64_t bytes)
 {
-    CHECK(tide_shard_adopt(h->group, index, data, bytes));
+    CHECK(tide_shard_adopt(h->group, index, data, bytes, NULL));
     return h;
 }
 

@@ -50,7 +50,7 @@ static int run(const char *path, uint32_t rank)
         float *rows = calloc(shard(p), sizeof *rows);
         for (size_t i = 0; i < n && i < shard(p); i++)
             rows[i] = value(p, first + i);
-        must(tide_shard_adopt(group, (uint32_t)p, rows, shard(p) * sizeof *rows), "adopt");
+        must(tide_shard_adopt(group, (uint32_t)p, rows, shard(p) * sizeof *rows, NULL), "adopt");
         free(rows);
     }
     must(tide_all_gather(group, NULL, NULL), "all_gather");

@@ -339,10 +339,10 @@ TIDE_API int tide_group_tensor(const tide_group *group, int kind, uint32_t index
 TIDE_API int tide_group_dlpack(tide_group *group, int kind, uint32_t index, void **out);
 
 /* L  Copies `bytes` bytes (the padded shard, exactly tide_group_tensor(SHARD).bytes, or fewer: the rest is
- * zeroed) into the arena; from then on all_gather reads parameter `index` there (paper 3.1). `data` may lie in
- * the shard itself. Not while an all-gather of the group is under way. Errors: TIDE_ERR_ARGUMENT,
- * TIDE_ERR_STATE (not an adopted group). */
-TIDE_API int tide_shard_adopt(tide_group *group, uint32_t index, const void *data, uint64_t bytes);
+ * zeroed) into the arena at this point of `stream`; from then on all_gather reads parameter `index` there (paper
+ * 3.1). `data` may lie in the shard itself. Not while an all-gather of the group is under way. Errors:
+ * TIDE_ERR_ARGUMENT, TIDE_ERR_STATE (not an adopted group). */
+TIDE_API int tide_shard_adopt(tide_group *group, uint32_t index, const void *data, uint64_t bytes, void *stream);
 
 /* ---- the collectives ------------------------------------------------------------------------- */
 

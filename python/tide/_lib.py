@@ -198,7 +198,7 @@ def _prototypes():
         "tide_group_get_path": [group, POINTER(GroupPath)],
         "tide_group_tensor": [group, c_int, c_uint32, POINTER(Tensor)],
         "tide_group_dlpack": [group, c_int, c_uint32, POINTER(c_void_p)],
-        "tide_shard_adopt": [group, c_uint32, c_void_p, c_uint64],
+        "tide_shard_adopt": [group, c_uint32, c_void_p, c_uint64, c_void_p],
         "tide_group_output_elements": [group, POINTER(c_uint8), POINTER(c_uint64)],
         "tide_all_gather": [group, POINTER(c_void_p), stream],
         "tide_slot_release": [group, stream],

@@ -236,7 +236,7 @@ class Group:
         return _capsule_new(managed, _CAPSULE_NAME, None)
 
     def adopt(self, index, address, n_bytes):
-        self.comm.check(lib.tide_shard_adopt(self._handle, index, address, n_bytes), self.spec.name, "shard_adopt")
+        self.comm.check(lib.tide_shard_adopt(self._handle, index, address, n_bytes, None), self.spec.name, "shard_adopt")
 
     def all_gather(self, shards=None):
         """E  shards: addresses of the padded shards for INPUT_ARGUMENT."""

@@ -106,7 +106,7 @@ static bool make_inputs(bench_rank *b)
         return b->out ? true : out_of_memory(b);
     }
     for (uint32_t p = 0; row->place == IN_PLACE && p < row->shapes.n_params; p++)
-        if (tide_shard_adopt(b->group, p, b->inputs[p], oracle_shard(&row->shapes.params[p], n) * shard_item) !=
+        if (tide_shard_adopt(b->group, p, b->inputs[p], oracle_shard(&row->shapes.params[p], n) * shard_item, NULL) !=
             TIDE_OK)
             return fail(b, "shard_adopt");
     return true;

@@ -189,7 +189,7 @@ static bool adopt(rank_state *s, uint32_t group, uint64_t key)
             real +=
                 oracle_locate(&g->shapes.params[p], n_ranks(s), s->start->rank, i) < oracle_whole(&g->shapes.params[p]);
         if (at)
-            status = tide_shard_adopt(s->groups[group], p, at, (adopted_short(key) ? real : n) * item);
+            status = tide_shard_adopt(s->groups[group], p, at, (adopted_short(key) ? real : n) * item, s->device.stream);
         s->device.fabric->release(&s->device, block);
         if (!at || !library(s, group, "shard_adopt", status))
             return false;

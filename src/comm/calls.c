@@ -7,18 +7,10 @@
 
 #include "comm/comm.h"
 
-static int check_stream(const void *stream)
-{
-    if (stream)
-        return tide_fail(TIDE_ERR_ARGUMENT, "stream: %p, expected NULL on the host fabric (the calling thread)",
-                         stream);
-    return TIDE_OK;
-}
-
-static int enter_call(const tide_group *group, const void *stream)
+static int enter_call(const tide_group *group, void *stream)
 {
     int status = comm_enter_group(group);
-    return status == TIDE_OK ? check_stream(stream) : status;
+    return status == TIDE_OK ? engine_check_stream(group->set->comm->device, stream) : status;
 }
 
 static comm_slot *slot_of(const tide_group *group)
@@ -144,7 +136,10 @@ int tide_slot_release(tide_group *group, void *stream)
         status = engine_wait(e, group->index, EVENT_READY, stream);
         if (status != TIDE_OK)
             return status;
-        memset(engine_address(e, REGION_LANDING, group->plan->slot, 0), 0xff, group->plan->geo.landing_bytes);
+        status = engine_fill(e, engine_address(e, REGION_LANDING, group->plan->slot, 0), 0xff,
+                             group->plan->geo.landing_bytes, stream);
+        if (status != TIDE_OK)
+            return status;
     }
     status = engine_free_slot(e, group->plan->slot, stream);
     if (status == TIDE_OK)

@@ -311,12 +311,15 @@ int tide_group_tensor(const tide_group *group, int kind, uint32_t index, tide_te
     return TIDE_OK;
 }
 
-int tide_shard_adopt(tide_group *group, uint32_t index, const void *data, uint64_t bytes)
+int tide_shard_adopt(tide_group *group, uint32_t index, const void *data, uint64_t bytes, void *stream)
 {
     uint64_t room;
     char *shard;
+    engine *e;
     int status = comm_enter_group(group);
 
+    if (status == TIDE_OK)
+        status = engine_check_stream(group->set->comm->device, stream);
     if (status == TIDE_OK)
         status = check_index(group, index);
     if (status == TIDE_OK)
@@ -329,12 +332,13 @@ int tide_shard_adopt(tide_group *group, uint32_t index, const void *data, uint64
                          (unsigned long long)bytes, (unsigned long long)room);
     if (bytes > 0 && !data)
         return tide_fail(TIDE_ERR_ARGUMENT, "data: NULL, expected %llu bytes", (unsigned long long)bytes);
+    e = group->set->engine;
     shard = shard_address(group, index);
     if (bytes > 0)
-        memmove(shard, data, bytes); /* the caller may hand in (part of) the shard itself */
-    if (room > bytes)
-        memset(shard + bytes, 0, room - bytes);
-    return TIDE_OK;
+        status = engine_copy(e, shard, data, bytes, stream);
+    if (status == TIDE_OK && room > bytes)
+        status = engine_fill(e, shard + bytes, 0, room - bytes, stream);
+    return status;
 }
 
 int tide_group_output_elements(const tide_group *group, const uint8_t *present, uint64_t *elements)

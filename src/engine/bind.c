@@ -213,13 +213,14 @@ static int bind_sources(binder *b, const op_segment *g, uint32_t parity)
 static int bind_reduce(binder *b, const op *o, bound_op *out)
 {
     uint32_t v = variants(b->s, o);
+    uint32_t ctas = (uint32_t)(o->stream == STREAM_RS_SUM ? b->e->plan->options.c_sum : b->e->plan->options.c_land);
     int beta = FAB_NOT_FINAL;
 
     if (o->flags & OP_FINAL)
         beta = o->flags & OP_BETA_CALL ? FAB_BETA_CALL : o->flags & OP_BETA_ONE ? FAB_BETA_ONE : FAB_BETA_ZERO;
     for (uint32_t parity = 0; parity < v; parity++) {
         fab_reduce *reduce = &b->p->reduces[b->used.reduces++];
-        *reduce = (fab_reduce){&b->p->segments[b->used.segments], b->p->sources, o->count, beta};
+        *reduce = (fab_reduce){&b->p->segments[b->used.segments], b->p->sources, o->count, beta, ctas};
         for (uint32_t i = o->first; i < o->first + o->count; i++) {
             const op_segment *g = &b->s->segments[i];
             fab_segment *segment = &b->p->segments[b->used.segments++];

@@ -49,6 +49,11 @@ int engine_free_slot(engine *e, uint32_t slot, void *stream);
 /* `stream` (host: the caller) waits for the latest READY / READ_DONE / DONE (op_extern_event) of `group`; no-op when
  * none. */
 int engine_wait(engine *e, uint32_t group, int event, void *stream);
+/* Whether `stream` can be a caller's on this fabric. */
+int engine_check_stream(const fab_device *device, void *stream);
+/* Own arena memory at this point of `stream`: filled, or copied from the caller's memory, which may be part of it. */
+int engine_fill(engine *e, void *dst, uint8_t value, uint64_t bytes, void *stream);
+int engine_copy(engine *e, void *dst, const void *src, uint64_t bytes, void *stream);
 /* All that was enqueued has completed. */
 int engine_sync(engine *e);
 /* Ops enqueued so far and digest of the program's ops as executed (equals schedule_digest of its source). */

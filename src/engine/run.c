@@ -62,7 +62,8 @@ static int check_args(const engine_program *p, const engine_args *args)
 /* What a whole call or a READ begins with. */
 static int begin(engine *e, engine_program *p, const engine_args *args, void *stream, pending_call *out)
 {
-    fab_call_desc desc = {args->args, p->n_args, args->accumulate, args->alpha, args->call, p->tag};
+    uint64_t tag = p->kind == SCHEDULE_STASH ? 0 : p->tag;
+    fab_call_desc desc = {args->args, p->n_args, args->accumulate, args->alpha, args->call, tag};
     int status = e->device->verbs->caller_record(e->queue, e->events.in, stream);
     if (status == TIDE_OK)
         status = e->device->verbs->call_begin(p->calls, &desc, &out->call);
@@ -149,6 +150,22 @@ int engine_wait(engine *e, uint32_t group, int event, void *stream)
                          e->events.n_groups);
     return e->device->verbs->caller_wait(e->queue, e->events.group[3 * group + (uint32_t)(event - EVENT_READY)],
                                          stream);
+}
+
+int engine_check_stream(const fab_device *device, void *stream)
+{
+    return device->verbs->caller_check((fab_device *)(uintptr_t)device, stream); /* changes nothing */
+}
+
+/* STREAM_AG_READY waits for the caller only. */
+int engine_fill(engine *e, void *dst, uint8_t value, uint64_t bytes, void *stream)
+{
+    return e->device->verbs->caller_fill(e->queue, STREAM_AG_READY, dst, value, bytes, stream);
+}
+
+int engine_copy(engine *e, void *dst, const void *src, uint64_t bytes, void *stream)
+{
+    return e->device->verbs->caller_copy(e->queue, STREAM_AG_READY, dst, src, bytes, stream);
 }
 
 int engine_sync(engine *e)

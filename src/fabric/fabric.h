@@ -54,6 +54,7 @@ typedef struct fab_reduce {
     const fab_source *sources;
     uint32_t n_segments;
     int beta;
+    uint32_t ctas; /* that add, where the device has such */
 } fab_reduce;
 
 /* Counters in the memory of the rank that waits, each written by one rank only. A local word has its own line and holds
@@ -94,7 +95,7 @@ typedef struct fab_call_desc {
     uint32_t n_args;
     int accumulate;
     float alpha;
-    uint64_t number, tag;
+    uint64_t number, tag; /* tag 0: no collective, other ranks do not make this call */
 } fab_call_desc;
 
 /* ---- device ---------------------------------------------------------------------------------- */
@@ -154,6 +155,12 @@ typedef struct fab_device_verbs {
      * record. */
     int (*caller_record)(fab_queue *q, fab_event *e, void *stream);
     int (*caller_wait)(fab_queue *q, fab_event *e, void *stream);
+    /* Whether `stream` can be a caller's. Changes nothing. */
+    int (*caller_check)(fab_device *d, void *stream);
+    /* Arena memory at this point of the caller's stream: `bytes` times a value, or a copy of the caller's memory, which
+     * may be part of what is written. through: a stream that waits for no peer. */
+    int (*caller_fill)(fab_queue *q, uint32_t through, void *dst, uint8_t value, uint64_t bytes, void *stream);
+    int (*caller_copy)(fab_queue *q, uint32_t through, void *dst, const void *src, uint64_t bytes, void *stream);
     int (*sync)(fab_queue *q);
 
     /* Returns out->code (out may be NULL). `fail` records a failure unless there is one, ends every wait and tells all

@@ -120,7 +120,7 @@ int small_adopt(const small_layer *s, tide_group *group)
     int status = TIDE_OK;
     small_shards(s, shards);
     for (uint32_t p = 0; p < SMALL_PARAMS && status == TIDE_OK; p++)
-        status = tide_shard_adopt(group, p, shards[p], small_shard(s, p) * item_of(s->desc.shard_dtype));
+        status = tide_shard_adopt(group, p, shards[p], small_shard(s, p) * item_of(s->desc.shard_dtype), NULL);
     small_free(shards);
     return status;
 }

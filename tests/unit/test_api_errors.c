@@ -203,11 +203,11 @@ static void test_tensors(void **state)
     ARGUMENT(tide_group_dlpack(r->adopted, TIDE_TENSOR_SHARD, 9, &view), "index: 9");
     ARGUMENT(tide_group_dlpack(r->adopted, TIDE_TENSOR_SHARD, 0, NULL), "out: NULL");
     assert_null(view);
-    ARGUMENT(tide_shard_adopt(NULL, 0, data, 1), "group: NULL");
-    ARGUMENT(tide_shard_adopt(r->adopted, 4, data, 1), "index: 4");
-    ARGUMENT(tide_shard_adopt(r->adopted, 0, NULL, 1), "data: NULL");
-    ARGUMENT(tide_shard_adopt(r->adopted, 1, data, 5), "bytes: 5, expected at most the 4 of the padded shard");
-    refused(tide_shard_adopt(r->argument, 0, data, 1), TIDE_ERR_STATE,
+    ARGUMENT(tide_shard_adopt(NULL, 0, data, 1, NULL), "group: NULL");
+    ARGUMENT(tide_shard_adopt(r->adopted, 4, data, 1, NULL), "index: 4");
+    ARGUMENT(tide_shard_adopt(r->adopted, 0, NULL, 1, NULL), "data: NULL");
+    ARGUMENT(tide_shard_adopt(r->adopted, 1, data, 5, NULL), "bytes: 5, expected at most the 4 of the padded shard");
+    refused(tide_shard_adopt(r->argument, 0, data, 1, NULL), TIDE_ERR_STATE,
             "group: group 1 'argument' takes its shards as arguments");
     ARGUMENT(tide_group_output_elements(NULL, NULL, &n), "group: NULL");
     ARGUMENT(tide_group_output_elements(r->adopted, NULL, NULL), "elements: NULL");

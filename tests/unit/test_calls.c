@@ -532,7 +532,7 @@ static int empty_body(threads_rank *rank) /* a group without elements */
     desc.params = params;
     CHECK(tide_groups_create(comm, &desc, 1, &g) == TIDE_OK);
     for (int i = 0; i < 3; i++) {
-        CHECK(tide_shard_adopt(g, 0, NULL, 0) == TIDE_OK);
+        CHECK(tide_shard_adopt(g, 0, NULL, 0, NULL) == TIDE_OK);
         CHECK(tide_all_gather(g, NULL, NULL) == TIDE_OK && tide_wait(g, TIDE_READY, NULL) == TIDE_OK);
         CHECK(tide_group_tensor(g, TIDE_TENSOR_PARAM, 0, &t) == TIDE_OK && t.bytes == 0);
         CHECK(tide_group_output_elements(g, NULL, &n) == TIDE_OK && n == 0);

@@ -547,7 +547,7 @@ static int opaque_body(threads_rank *rank)
     desc.grad_dtype = TIDE_NONE;
     CHECK(tide_groups_create(comm, &desc, 1, &g) == TIDE_OK);
     memset(mine, 'a' + (int)rank->rank, sizeof mine);
-    CHECK(tide_shard_adopt(g, 0, mine, sizeof mine) == TIDE_OK);
+    CHECK(tide_shard_adopt(g, 0, mine, sizeof mine, NULL) == TIDE_OK);
     CHECK(tide_all_gather(g, NULL, NULL) == TIDE_OK && tide_wait(g, TIDE_READY, NULL) == TIDE_OK);
     CHECK(tide_group_dlpack(g, TIDE_TENSOR_PARAM, 0, (void **)&view) == TIDE_OK);
     CHECK(view->dl_tensor.dtype.code == DLPACK_UINT && view->dl_tensor.dtype.bits == 8 &&
@@ -583,10 +583,10 @@ static int adopt_body(threads_rank *rank)
     CHECK(tide_group_tensor(g, TIDE_TENSOR_SHARD, 0, &t) == TIDE_OK && t.bytes == small_shard(&s, 0) * 4);
     data = t.data;
     memset(bytes, 9, sizeof bytes);
-    CHECK(tide_shard_adopt(g, 0, bytes, 5) == TIDE_OK); /* the rest becomes zero */
+    CHECK(tide_shard_adopt(g, 0, bytes, 5, NULL) == TIDE_OK); /* the rest becomes zero */
     for (uint64_t i = 0; i < t.bytes; i++)
         CHECK(data[i] == (i < 5 ? 9 : 0));
-    CHECK(tide_shard_adopt(g, 0, data, 3) == TIDE_OK); /* its own memory */
+    CHECK(tide_shard_adopt(g, 0, data, 3, NULL) == TIDE_OK); /* its own memory */
     for (uint64_t i = 0; i < t.bytes; i++)
         CHECK(data[i] == (i < 3 ? 9 : 0));
     CHECK(tide_comm_destroy(comm) == TIDE_OK);
@@ -641,7 +641,7 @@ static int abort_body(threads_rank *rank)
     SAME(tide_wait(g, TIDE_DONE, NULL));
     SAME(tide_comm_sync(comm));
     SAME(tide_groups_create(comm, &s.desc, 1, &other));
-    SAME(tide_shard_adopt(g, 0, NULL, 0));
+    SAME(tide_shard_adopt(g, 0, NULL, 0, NULL));
     SAME(tide_group_tensor(g, TIDE_TENSOR_PARAM, 0, &tensor));
     SAME(tide_group_dlpack(g, TIDE_TENSOR_PARAM, 0, &view));
     SAME(tide_group_output_elements(g, NULL, &n));
@@ -846,7 +846,7 @@ static int child_calls(tide_comm *comm, tide_group *g, DLManagedTensor *view)
     wrong += tide_all_gather(g, NULL, NULL) != TIDE_ERR_FORKED;
     wrong += tide_slot_release(g, NULL) != TIDE_ERR_FORKED;
     wrong += tide_wait(g, TIDE_READY, NULL) != TIDE_ERR_FORKED;
-    wrong += tide_shard_adopt(g, 0, NULL, 0) != TIDE_ERR_FORKED;
+    wrong += tide_shard_adopt(g, 0, NULL, 0, NULL) != TIDE_ERR_FORKED;
     wrong += tide_group_get_path(g, &path) != TIDE_ERR_FORKED;
     wrong += tide_comm_get_info(comm, &info) != TIDE_ERR_FORKED;
     wrong += tide_comm_check(comm, &f) != TIDE_ERR_FORKED;

@@ -132,7 +132,7 @@ static void test_reduce_kernels(void **state)
         uint32_t elems = draw(round % 10 ? 200 : 5000), rows = 1 + draw(3);
         fab_segment segment = {
             .dst_pitch = elems * 4 + draw(2) * 12, .elems = elems, .rows = rows, .n_sources = draw(MAX_SOURCES + 1)};
-        fab_reduce reduce = {&segment, sources, 1, (int)draw(4)};
+        fab_reduce reduce = {&segment, sources, 1, (int)draw(4), 0};
         uint32_t off = draw(16);
         size_t used;
         if (rows * (segment.dst_pitch + 16) > ROOM - 64)
@@ -163,7 +163,7 @@ static void test_separate_multiply_and_add(void **state)
     float source = 1.0f + 0x1p-12f, out = -(1.0f + 0x1p-11f), zero = -0.0f;
     fab_source s = {at(&source), 4, TIDE_F32, 0};
     fab_segment g = {.dst = at(&out), .dst_pitch = 4, .elems = 1, .rows = 1, .n_sources = 1};
-    fab_reduce r = {&g, &s, 1, FAB_BETA_ONE};
+    fab_reduce r = {&g, &s, 1, FAB_BETA_ONE, 0};
     fab_call call = {.alpha = 1.0f + 0x1p-12f};
     (void)state;
     host_run_reduce(&r, &call);

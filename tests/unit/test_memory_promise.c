@@ -63,7 +63,7 @@ static int use(tide_group *g, float *out)
         buffers[p] = malloc((geo->params[p].shard * geo->ranks) * 4 + 1);
         fill(buffers[p], geo->shard_dtype, geo->params[p].shard);
         if (adopted)
-            CHECK(tide_shard_adopt(g, p, buffers[p], geo->params[p].shard * geo->item) == TIDE_OK);
+            CHECK(tide_shard_adopt(g, p, buffers[p], geo->params[p].shard * geo->item, NULL) == TIDE_OK);
     }
     CHECK(tide_all_gather(g, adopted ? NULL : (const void *const *)buffers, NULL) == TIDE_OK);
     CHECK(tide_wait(g, TIDE_READY, NULL) == TIDE_OK && tide_slot_release(g, NULL) == TIDE_OK);

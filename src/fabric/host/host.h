@@ -187,6 +187,9 @@ int host_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *pos
 int host_record(fab_queue *q, uint32_t stream, fab_event *e);
 int host_join(fab_queue *q, uint32_t stream, fab_event *e);
 int host_caller_record(fab_queue *q, fab_event *e, void *stream);
+int host_caller_check(fab_device *d, void *stream);
+int host_caller_fill(fab_queue *q, uint32_t through, void *dst, uint8_t value, uint64_t bytes, void *stream);
+int host_caller_copy(fab_queue *q, uint32_t through, void *dst, const void *src, uint64_t bytes, void *stream);
 
 /* work.c: what workers and waiting callers do */
 void *host_worker(void *device);

@@ -298,3 +298,30 @@ int host_caller_record(fab_queue *q, fab_event *e, void *stream)
     pthread_mutex_unlock(&d->lock);
     return TIDE_OK;
 }
+
+int host_caller_check(fab_device *d, void *stream)
+{
+    (void)d;
+    if (stream)
+        return tide_fail(TIDE_ERR_ARGUMENT, "stream: %p, expected NULL on the host fabric (the calling thread)",
+                         stream);
+    return TIDE_OK;
+}
+
+int host_caller_fill(fab_queue *q, uint32_t through, void *dst, uint8_t value, uint64_t bytes, void *stream)
+{
+    (void)q;
+    (void)through;
+    (void)stream;
+    memset(dst, value, bytes);
+    return TIDE_OK;
+}
+
+int host_caller_copy(fab_queue *q, uint32_t through, void *dst, const void *src, uint64_t bytes, void *stream)
+{
+    (void)q;
+    (void)through;
+    (void)stream;
+    memmove(dst, src, bytes);
+    return TIDE_OK;
+}
