@@ -226,7 +226,7 @@ static void test_bad_arguments_reach_all(void **state)
             {TIDE_ERR_ARGUMENT, "k: 4000 is not in 1..1023"},
             {TIDE_ERR_UNSUPPORTED, "fabric: 7 is not built into this library, expected TIDE_FABRIC_HOST (0)"},
             {TIDE_ERR_ARGUMENT, "node_size: 2 does not divide n_ranks 3"},
-            {TIDE_ERR_ARGUMENT, "options.size: 4, expected 136"},
+            {TIDE_ERR_ARGUMENT, "options.size: 4, expected 144"},
         };
         creation_init(&c, 3);
         switch (what) {
