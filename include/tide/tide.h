@@ -56,7 +56,8 @@ extern "C" {
     X(ERR_BUSY, -10, "the object is still in use", "the caller; nothing was changed")               \
     X(ERR_FORKED, -11, "called in a forked child", "the child; nothing was changed")                \
     X(ERR_END, -12, "past the last row of a table", "nobody")                                       \
-    X(ERR_INTERNAL, -13, "an internal invariant does not hold", "all ranks of the communicator")
+    X(ERR_INTERNAL, -13, "an internal invariant does not hold", "all ranks of the communicator")    \
+    X(ERR_NETWORK, -14, "a message was lost, repeated, overtaken or cut", "all ranks of the communicator")
 
 typedef enum tide_status {
 #define TIDE_X(name, code, message, affected) TIDE_##name = (code),
@@ -403,7 +404,7 @@ typedef enum tide_event {
 } tide_event;
 /* L  Makes `stream` (host: the calling thread) wait for the group's latest such event; none yet: nothing to
  * wait for. On the host fabric returns the failure that ended the wait: TIDE_ERR_PEER_DEAD, _DEADLINE,
- * _MISMATCH, _ABORTED. TIDE_ERR_STATE when the event comes with a network phase that has not been enqueued. */
+ * _MISMATCH, _NETWORK, _ABORTED. TIDE_ERR_STATE when the event comes with a network phase that has not been enqueued. */
 TIDE_API int tide_wait(tide_group *group, int event, void *stream);
 
 /* ---- health and the end ------------------------------------------------------------------------ */

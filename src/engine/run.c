@@ -22,10 +22,10 @@ static int run_op(engine *e, const bound_op *o, fab_call *call, uint32_t parity,
     case OP_REDUCE:
         return verbs->reduce(e->queue, o->stream, call, list);
     case OP_PUT:
-        return rail->put(o->rail, o->stream, call, list, o->n);
+        return rail->put(o->rail, o->stream, call, list, o->n, &o->where);
     case OP_SIGNAL:
         if (o->scope == SCOPE_RAIL)
-            return rail->signal(o->rail, o->stream, call, list, o->n);
+            return rail->signal(o->rail, o->stream, call, list, o->n, &o->where);
         return verbs->signal(e->queue, o->stream, call, list, o->n, base[o->resource] + o->delta);
     case OP_WAIT:
         if (o->scope == SCOPE_RAIL)

@@ -59,7 +59,8 @@ typedef struct fab_reduce {
 
 /* Counters in the memory of the rank that waits, each written by one rank only. A local word has its own line and holds
  * the value last posted; a rail word counts the signals that arrived (what of it is consumed is the waiting fabric's
- * own business). The tag is that of the call that posted, stored before the value. */
+ * own business), so that the words of a (node, context) add up to its messages. The tag is that of the call that
+ * posted, stored before the value. */
 typedef struct fab_word {
     _Atomic uint64_t value, tag;
     uint64_t unused[6];
@@ -77,7 +78,7 @@ typedef struct fab_rail_post { uint32_t peer; uint16_t ctx, sig; uint32_t count;
  * awaited value says something), or, where no poster can leave the call before this wait, must be this call's. */
 enum fab_check { FAB_CHECK_NONE, FAB_CHECK_EQUAL, FAB_CHECK_ANY };
 
-/* Where a wait's failure is said to be. Static for the life of the queue. */
+/* Where a failure of a wait or of a rail's message is said to be. Static for the life of the queue. */
 typedef struct fab_where { const char *phase; uint32_t op; } fab_where;
 
 /* ---- arenas ---------------------------------------------------------------------------------- */
@@ -176,10 +177,11 @@ typedef struct fab_device_verbs {
 typedef struct fab_rail_verbs {
     int (*create)(fab_queue *q, const fab_rail_desc *desc, fab_rail **out);
     void (*destroy)(fab_rail *r);
-    /* Each transfer delivers its bytes, then one signal (ctx, sig) to its peer. Complete when the sources may be
-     * written again. */
-    int (*put)(fab_rail *r, uint32_t stream, fab_call *call, const fab_put *puts, uint32_t n);
-    int (*signal)(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n);
+    /* One stream enqueues on a rail at a time. Each transfer delivers its bytes, then one signal (ctx, sig) to its
+     * peer; messages to one (peer, ctx) arrive in their order. Complete when the sources may be written again. */
+    int (*put)(fab_rail *r, uint32_t stream, fab_call *call, const fab_put *puts, uint32_t n, const fab_where *where);
+    int (*signal)(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n,
+                  const fab_where *where);
     /* Until `count` further signals of each (peer, ctx, sig) are there; consumes them. check: as in the local wait,
      * where a fabric carries tags. */
     int (*wait)(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n, int check,
@@ -238,15 +240,20 @@ static inline int fab_check_fork(void)
 /* Among streams that can run, choose by this seed instead of in turn; 0: in turn. */
 void fab_host_set_seed(fab_device *d, uint64_t seed);
 
-/* Faults of the rail, per transfer or signal. Probabilities in 1/65536. Order is kept per (peer, context) unless
- * shuffle is set. */
+/* Faults of the rail, per message: a transfer with its signal, or a signal. Probabilities in 1/65536. Contexts overtake
+ * each other by their delays; within a (peer, context) only `overtake` breaks the order. */
 typedef struct fab_inject {
     uint64_t seed;
     uint32_t delay_us; /* up to this much, drawn per message */
     uint32_t drop, duplicate;
-    int shuffle;
+    uint32_t cut;      /* fewer bytes arrive than were sent; maybe none, the signal does */
+    uint32_t overtake; /* held back for delay_us while those behind it pass */
+    uint32_t sigs;     /* bit s: these four strike messages of signal index s; 0: of any */
+    uint64_t nth;      /* and of those only the n-th that this rail sends; 0: any */
 } fab_inject;
 /* Wraps the rails that are created afterwards; NULL: none. */
 void fab_host_inject(fab_device *d, const fab_inject *inject);
+/* Called by the thread that runs a stream before each item. Set while nothing is enqueued. */
+void fab_host_on_item(fab_device *d, void (*fn)(void *context), void *context);
 
 #endif

@@ -92,7 +92,7 @@ static void test_errors_and_knobs(void **state)
     assert_memory_equal(&o, &copy, sizeof o);
     o.size = 3;
     ARGUMENT(tide_options_set(&o, "k", 1), "options: wrong size");
-    for (int code = -13; code <= 0; code++) {
+    for (int code = -14; code <= 0; code++) {
         assert_int_equal(tide_error_describe(code, &info), TIDE_OK);
         assert_int_equal(info.code, code);
         assert_true(info.name[0] && info.message[0] && info.affected[0]);

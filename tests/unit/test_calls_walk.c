@@ -300,7 +300,7 @@ static void test_slot_reuse(void **state)
 
 static void test_slow_rail(void **state)
 {
-    const fab_inject inject = {.seed = 7, .delay_us = 300, .shuffle = 1};
+    const fab_inject inject = {.seed = 7, .delay_us = 300};
     (void)state;
     walks(0, TIDE_AUTO, TIDE_AUTO, &inject);
     walks(1, TIDE_AUTO, 1, &inject);

@@ -162,3 +162,10 @@ void fab_host_inject(fab_device *face, const fab_inject *inject)
     if (inject)
         d->inject = *inject;
 }
+
+void fab_host_on_item(fab_device *face, void (*fn)(void *context), void *context)
+{
+    host_device *d = (host_device *)face;
+    d->on_item = fn;
+    d->on_item_context = context;
+}

@@ -1,4 +1,6 @@
 /* fail.c - failures of the host device: who is woken, which wait is named. */
+#include <stdio.h>
+
 #include "fabric/host/host.h"
 
 static void wake_all(void *device)
@@ -37,6 +39,22 @@ void host_fail_wait(host_device *d, int code, const host_item *item, uint32_t pe
 {
     fab_waiting wait = waiting(item);
     fab_peers_fail_wait(&d->peers, code, &wait, peer);
+}
+
+void host_fail_message(host_device *d, const host_message *m, const char *what)
+{
+    tide_failure f = TIDE_FAILURE_INIT;
+
+    f.code = TIDE_ERR_NETWORK;
+    f.rank = m->peer;
+    f.peer = d->face.rank;
+    f.call = m->call;
+    snprintf(f.phase, sizeof f.phase, "%s", m->where->phase);
+    snprintf(f.text, sizeof f.text,
+             "rank %u: message %llu of rank %u (context %u, signal %u) %s; sent in %s of call %llu (op %u)", f.rank,
+             (unsigned long long)m->number, d->face.rank, m->ctx, m->sig, what, f.phase, (unsigned long long)f.call,
+             m->where->op);
+    fab_peers_fail(&d->peers, &f, true);
 }
 
 enum { FOUND_NONE, FOUND_BUSY, FOUND_WAIT };

@@ -93,11 +93,21 @@ struct fab_calls {
     fab_call ring[HOST_CALLS];
 };
 
-/* What carries a rail's messages: straight away, or through faults (inject.c). Called by the thread that runs the
- * stream. */
+/* A transfer with its signal, or a signal (bytes 0). */
+typedef struct host_message {
+    uint64_t number; /* of what this rank sends to (peer, ctx), from 1 */
+    uint64_t bytes;
+    void *dst;
+    uint64_t tag, call; /* the sender's */
+    const fab_where *where;
+    uint32_t peer;
+    uint16_t ctx, sig;
+} host_message;
+
+/* What carries a rail's messages to host_rail_arrive: straight away, or through faults (inject.c). Called by the thread
+ * that runs the stream. */
 typedef struct host_wire {
-    void (*put)(fab_rail *r, const fab_put *put, uint64_t tag);
-    void (*signal)(fab_rail *r, uint32_t peer, uint32_t ctx, uint32_t sig, uint64_t tag);
+    void (*send)(fab_rail *r, const host_message *m, const void *payload);
     void (*destroy)(fab_rail *r);
 } host_wire;
 
@@ -108,6 +118,7 @@ struct fab_rail {
     uint32_t nodes, node, n_ctx, n_sig;
     fab_rail_word **words; /* per node */
     _Atomic uint64_t *consumed; /* per own word; written by the thread that runs the stream */
+    uint64_t *sent; /* messages per (node, ctx); likewise */
     uint32_t *node_of;  /* per absolute rank; UINT32_MAX: not on this rail */
 };
 
@@ -130,6 +141,8 @@ typedef struct host_device {
 
     fab_inject inject;
     int injecting;
+    void (*on_item)(void *context);
+    void *on_item_context;
 } host_device;
 
 static inline host_control *host_page(const host_device *d, uint32_t rank)
@@ -164,6 +177,8 @@ int host_failure(fab_device *d, tide_failure *out);
 int host_fail_face(fab_device *d, const tide_failure *failure);
 /* The failure of a wait: `peer`'s word is missing or wrong. */
 void host_fail_wait(host_device *d, int code, const host_item *item, uint32_t peer);
+/* A message that is not the one that had to come; its receiver has noticed. `what` says how it differs. */
+void host_fail_message(host_device *d, const host_message *m, const char *what);
 extern const fab_peers_hooks host_peers_hooks;
 
 /* stream.c: what the caller does */
@@ -203,7 +218,10 @@ int64_t host_missing(host_device *d, const host_item *item);
 
 /* rail.c, inject.c */
 extern const fab_rail_verbs host_rail_verbs;
-void host_rail_deliver(fab_rail *r, uint32_t peer, uint32_t ctx, uint32_t sig, uint64_t tag);
+void host_rail_put(fab_rail *r, const fab_put *put, const host_item *item);
+void host_rail_signal(fab_rail *r, const fab_rail_post *post, const host_item *item);
+/* The receiving side: takes a message of which `bytes` bytes have come, or refuses it and fails the communicator. */
+void host_rail_arrive(fab_rail *r, const host_message *m, const void *payload, uint64_t bytes);
 fab_rail_word *host_rail_own_word(const fab_rail *r, const fab_rail_post *post, _Atomic uint64_t **consumed);
 int host_inject_wire(fab_rail *r, const fab_inject *inject);
 

@@ -1,31 +1,31 @@
 /*
- * inject.c - a rail with faults, for tests: messages are held back, lost, delivered twice or out of order, by a seed.
+ * inject.c - a rail with faults, for tests: messages are held back, lost, delivered twice, out of order or in part, by a
+ * seed.
  *
  * A put is complete for its sender when the payload has been taken, as on a network, so a message carries its own copy.
- * One thread delivers what is due. Within a (peer, context) messages keep their order unless `shuffle` says otherwise.
+ * One thread delivers what is due.
  */
 #include <signal.h>
 
 #include "fabric/host/host.h"
 
-typedef struct message {
-    struct message *next; /* by due time, then by arrival */
+typedef struct packet {
+    struct packet *next; /* by due time, then by age */
     int64_t due;
-    uint64_t tag, bytes;
-    void *dst;
-    uint32_t peer;
-    uint16_t ctx, sig;
+    uint64_t bytes; /* that arrive */
+    host_message message;
     char payload[];
-} message;
+} packet;
 
 typedef struct wire_state {
     fab_inject how;
     uint64_t random;
+    uint64_t candidates; /* messages so far whose signal index may be struck; by the thread that runs the stream */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
     int stop;
-    message *first;
+    packet *first;
     int64_t *last_due; /* per (node, ctx) */
 } wire_state;
 
@@ -37,13 +37,6 @@ static uint32_t draw(wire_state *w, uint32_t bound)
     return bound ? (uint32_t)((w->random >> 16) % bound) : 0;
 }
 
-static void deliver(fab_rail *r, const message *m)
-{
-    if (m->bytes)
-        memcpy(m->dst, m->payload, m->bytes);
-    host_rail_deliver(r, m->peer, m->ctx, m->sig, m->tag);
-}
-
 static void *deliver_main(void *argument)
 {
     fab_rail *r = argument;
@@ -51,18 +44,18 @@ static void *deliver_main(void *argument)
 
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
-        message *m = w->first;
+        packet *p = w->first;
         int64_t now = tide_now_ns();
-        if (!m) {
+        if (!p) {
             pthread_cond_wait(&w->changed, &w->lock);
-        } else if (m->due > now) {
-            struct timespec until = {.tv_sec = m->due / 1000000000, .tv_nsec = m->due % 1000000000};
+        } else if (p->due > now) {
+            struct timespec until = {.tv_sec = p->due / 1000000000, .tv_nsec = p->due % 1000000000};
             pthread_cond_timedwait(&w->changed, &w->lock, &until);
         } else {
-            w->first = m->next;
+            w->first = p->next;
             pthread_mutex_unlock(&w->lock);
-            deliver(r, m);
-            tide_free(m);
+            host_rail_arrive(r, &p->message, p->payload, p->bytes);
+            tide_free(p);
             pthread_mutex_lock(&w->lock);
         }
     }
@@ -70,54 +63,57 @@ static void *deliver_main(void *argument)
     return NULL;
 }
 
-static void post_message(fab_rail *r, const message *head, const void *src)
+/* Out of memory: as if the network had lost it. Lock held. */
+static void post(fab_rail *r, const host_message *m, const void *payload, uint64_t bytes, bool overtaken)
 {
     wire_state *w = r->wire_state;
-    message *m, **link;
-    int64_t *last = &w->last_due[(uint64_t)r->node_of[head->peer] * r->n_ctx + head->ctx];
+    int64_t *last = &w->last_due[(uint64_t)r->node_of[m->peer] * r->n_ctx + m->ctx];
+    packet *p = tide_calloc(1, sizeof *p + bytes), **link;
 
+    if (!p)
+        return;
+    p->message = *m;
+    p->bytes = bytes;
+    if (bytes)
+        memcpy(p->payload, payload, bytes);
+    if (overtaken) {
+        p->due = tide_now_ns() + (int64_t)w->how.delay_us * 1000;
+    } else {
+        p->due = tide_now_ns() + (int64_t)draw(w, w->how.delay_us + 1) * 1000;
+        if (p->due < *last)
+            p->due = *last;
+        *last = p->due;
+    }
+    for (link = &w->first; *link && (*link)->due <= p->due; link = &(*link)->next)
+        continue;
+    p->next = *link;
+    *link = p;
+    pthread_cond_signal(&w->changed);
+}
+
+static bool struck(wire_state *w, bool candidate, uint32_t probability)
+{
+    return candidate && draw(w, 65536) < probability;
+}
+
+static void inject_send(fab_rail *r, const host_message *m, const void *payload)
+{
+    wire_state *w = r->wire_state;
+    uint64_t bytes = m->bytes;
+    bool candidate = !w->how.sigs || w->how.sigs >> m->sig & 1;
+
+    w->candidates += candidate;
+    candidate = candidate && (!w->how.nth || w->candidates == w->how.nth);
     pthread_mutex_lock(&w->lock);
-    m = draw(w, 65536) < w->how.drop ? NULL : tide_calloc(1, sizeof *m + head->bytes);
-    if (m) {
-        *m = *head;
-        if (src)
-            memcpy(m->payload, src, head->bytes);
-        m->due = tide_now_ns() + (int64_t)draw(w, w->how.delay_us + 1) * 1000;
-        if (!w->how.shuffle && m->due < *last)
-            m->due = *last;
-        *last = m->due;
-        for (link = &w->first; *link && (*link)->due <= m->due; link = &(*link)->next)
-            continue;
-        m->next = *link;
-        *link = m;
-        pthread_cond_signal(&w->changed);
+    if (bytes && struck(w, candidate, w->how.cut))
+        bytes = draw(w, 4) ? draw(w, (uint32_t)tide_min_u64(bytes, UINT32_MAX)) : 0;
+    if (!struck(w, candidate, w->how.drop)) {
+        bool twice = struck(w, candidate, w->how.duplicate);
+        post(r, m, payload, bytes, struck(w, candidate, w->how.overtake));
+        if (twice)
+            post(r, m, payload, bytes, false);
     }
     pthread_mutex_unlock(&w->lock);
-}
-
-static void send_message(fab_rail *r, const message *head, const void *src)
-{
-    wire_state *w = r->wire_state;
-    bool twice;
-    pthread_mutex_lock(&w->lock);
-    twice = draw(w, 65536) < w->how.duplicate;
-    pthread_mutex_unlock(&w->lock);
-    post_message(r, head, src);
-    if (twice)
-        post_message(r, head, src);
-}
-
-static void inject_put(fab_rail *r, const fab_put *put, uint64_t tag)
-{
-    message head = {
-        .tag = tag, .bytes = put->bytes, .dst = put->dst, .peer = put->peer, .ctx = put->ctx, .sig = put->sig};
-    send_message(r, &head, put->src);
-}
-
-static void inject_signal(fab_rail *r, uint32_t peer, uint32_t ctx, uint32_t sig, uint64_t tag)
-{
-    message head = {.tag = tag, .peer = peer, .ctx = (uint16_t)ctx, .sig = (uint16_t)sig};
-    send_message(r, &head, NULL);
 }
 
 static void inject_destroy(fab_rail *r)
@@ -129,11 +125,11 @@ static void inject_destroy(fab_rail *r)
     pthread_mutex_unlock(&w->lock);
     pthread_join(w->thread, NULL);
     while (w->first) { /* this rank may leave before its messages have arrived: the network still has them */
-        message *m = w->first;
-        w->first = m->next;
+        packet *p = w->first;
+        w->first = p->next;
         if (!host_has_failed(r->queue->device))
-            deliver(r, m);
-        tide_free(m);
+            host_rail_arrive(r, &p->message, p->payload, p->bytes);
+        tide_free(p);
     }
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
@@ -141,7 +137,7 @@ static void inject_destroy(fab_rail *r)
     tide_free(w);
 }
 
-static const host_wire inject_wire = {inject_put, inject_signal, inject_destroy};
+static const host_wire inject_wire = {inject_send, inject_destroy};
 
 int host_inject_wire(fab_rail *r, const fab_inject *inject)
 {

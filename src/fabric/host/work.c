@@ -124,14 +124,14 @@ static void execute(host_device *d, const host_item *item)
         fab_rail *r = item->object;
         const fab_put *puts = item->list;
         for (uint32_t i = 0; i < item->n; i++)
-            r->wire->put(r, &puts[i], item->tag);
+            host_rail_put(r, &puts[i], item);
         break;
     }
     case ITEM_RAIL_SIGNAL: {
         fab_rail *r = item->object;
         const fab_rail_post *posts = item->list;
         for (uint32_t i = 0; i < item->n; i++)
-            r->wire->signal(r, posts[i].peer, posts[i].ctx, posts[i].sig, item->tag);
+            host_rail_signal(r, &posts[i], item);
         break;
     }
     case ITEM_RAIL_WAIT: {
@@ -177,6 +177,8 @@ static void run_stream(host_device *d, host_stream *s, bool light)
         if (!host_has_failed(d)) {
             if ((light && is_heavy(item)) || !item_ready(d, s, item))
                 return;
+            if (d->on_item)
+                d->on_item(d->on_item_context);
             execute(d, item);
         }
         if (item->call)
