@@ -277,7 +277,8 @@ typedef struct tide_comm_desc {
 /* C  The struct, its options and its strings are read during the call only. Takes deadline_ms from the
  * environment variable TIDE_DEADLINE_MS where the program left it at its default. Errors: TIDE_ERR_ARGUMENT,
  * TIDE_ERR_MISMATCH (ranks, node sizes, versions or options differ: names field and ranks, alike on all ranks),
- * TIDE_ERR_UNSUPPORTED, TIDE_ERR_SYSTEM (the all-gather failed, or a system call), TIDE_ERR_MEMORY,
+ * TIDE_ERR_UNSUPPORTED, TIDE_ERR_SYSTEM (the all-gather failed, or a system call), TIDE_ERR_PEER_DEAD and
+ * TIDE_ERR_DEADLINE (as the exchange of descriptors and tide_bootstrap_allgather find them), TIDE_ERR_MEMORY,
  * TIDE_ERR_FORKED (in a child of a process that had a communicator). A rank whose own arguments are bad still
  * takes part, so that all ranks return its error. */
 TIDE_API int tide_comm_create(const tide_comm_desc *desc, tide_comm **out);

@@ -1,4 +1,4 @@
-/* agree.c - the same answer on all ranks; the mark of a forked child. */
+/* agree.c - the same answer on all ranks, and how long to wait for it; the mark of a forked child. */
 #include <pthread.h>
 #include <stdio.h>
 
@@ -7,14 +7,27 @@
 int fab_allgather(const fab_open *desc, const void *in, void *out, size_t bytes)
 {
     char before[512], said[200];
+    int code;
 
     snprintf(before, sizeof before, "%s", tide_last_error());
-    if (desc->allgather(desc->allgather_context, in, out, bytes) == 0)
+    code = desc->allgather(desc->allgather_context, in, out, bytes);
+    if (code == TIDE_OK)
         return TIDE_OK;
     if (strcmp(before, tide_last_error()) == 0) /* not the library's own */
         return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed");
+    if (code != TIDE_ERR_PEER_DEAD && code != TIDE_ERR_DEADLINE && code != TIDE_ERR_MISMATCH)
+        code = TIDE_ERR_SYSTEM;
     snprintf(said, sizeof said, "%s", tide_last_error());
-    return tide_fail(TIDE_ERR_SYSTEM, "allgather: the caller's function failed: %s", said);
+    return tide_fail(code, "allgather: the caller's function failed: %s", said);
+}
+
+int64_t fab_deadline_ns(const fab_open *desc)
+{
+    const tide_options defaults = TIDE_OPTIONS_INIT;
+    int64_t ms = (desc->options ? desc->options : &defaults)->deadline_ms;
+    if (ms < 0)
+        ms = defaults.deadline_ms;
+    return (int64_t)tide_min_u64((uint64_t)ms, INT64_MAX / 4000000) * 1000000;
 }
 
 /* Works without the heap, so that a rank that is out of memory can still say so: the text of the failing rank travels

@@ -207,10 +207,12 @@ typedef struct fab_open {
 } fab_open;
 int fab_host_open(const fab_open *desc, fab_device **out);
 int fab_cuda_open(const fab_open *desc, fab_device **out);
+int64_t fab_deadline_ns(const fab_open *desc); /* that of its options; small enough to be added to a time */
 
 /* ---- set-up helpers -------------------------------------------------------------------------- */
 
-/* C  The caller's all-gather. TIDE_ERR_SYSTEM when it fails, with what it said if it is one of the library's. */
+/* C  The caller's all-gather. When it fails and has set the error text it is one of the library's: its code, if that
+ * concerns all ranks, and its text. Else TIDE_ERR_SYSTEM. */
 int fab_allgather(const fab_open *desc, const void *in, void *out, size_t bytes);
 
 /* Every rank's contribution `status` is exchanged; returns TIDE_OK only if all are OK, else the lowest failing rank's
@@ -219,8 +221,8 @@ int fab_agree(const fab_open *desc, int status);
 
 /* C  Gives file descriptor `fd` to every rank r with peers[r] != 0 (a symmetric relation) and takes theirs: fds[r],
  * owned by the caller, -1 for the others; pids[r] (may be NULL) is the process that sent it, as the kernel says.
- * Descriptors travel over abstract Unix sockets between processes of one user. status: this rank's so far; when any
- * rank's is not TIDE_OK all return the same error. */
+ * Descriptors travel over abstract Unix sockets between processes of one user. A peer that sends nothing is waited for
+ * until the deadline. status: this rank's so far; when any rank's is not TIDE_OK all return the same error. */
 int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers, int fd, int *fds, int64_t *pids);
 
 /* True in a process that was forked while a device was open: its threads are gone, its arenas are the parent's. */

@@ -19,7 +19,10 @@
 
 #include "fabric/fabric.h"
 
-enum { HANDSHAKE_MS = 60000 };
+enum {
+    SILENCE_MS = 5000, /* how long a stranger who connects and stays silent holds up the others */
+    STRANGERS = 64     /* who may wait for being turned away without holding up a peer */
+};
 
 typedef struct card {
     uint64_t token[2];
@@ -49,7 +52,7 @@ static int listen_anywhere(card *c, uint32_t n_peers, int *out)
     *out = s;
     if (bind(s, (struct sockaddr *)&name, sizeof(sa_family_t)) != 0)
         return system_error("bind");
-    if (listen(s, (int)n_peers + 1) != 0)
+    if (listen(s, (int)n_peers + STRANGERS) != 0)
         return system_error("listen");
     if (getsockname(s, (struct sockaddr *)&name, &bytes) != 0)
         return system_error("getsockname");
@@ -74,7 +77,19 @@ static int same_user(int s, struct ucred *cred)
     return TIDE_OK;
 }
 
-static int send_parcel(const card *to, uint32_t rank, int fd, pid_t *peer)
+/* Of at most `most` milliseconds; at least one, since to a socket none means for ever. */
+static int time_left_ms(int64_t deadline, int most)
+{
+    int64_t ms = (deadline - tide_now_ns() + 999999) / 1000000;
+    return ms < 1 ? 1 : ms > most ? most : (int)ms;
+}
+
+static struct timeval timeval_of(int ms)
+{
+    return (struct timeval){.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
+}
+
+static int send_parcel(const card *to, uint32_t rank, int fd, int64_t deadline, pid_t *peer)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     parcel p = {.token = {to->token[0], to->token[1]}, .rank = rank};
@@ -85,10 +100,12 @@ static int send_parcel(const card *to, uint32_t rank, int fd, pid_t *peer)
     struct cmsghdr *header;
     struct ucred cred;
     int status = TIDE_OK, s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), failed;
+    struct timeval patience = timeval_of(time_left_ms(deadline, INT32_MAX)); /* strangers may fill the peer's queue */
     ssize_t sent;
 
     if (s < 0)
         return system_error("socket");
+    setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     memcpy(name.sun_path, to->name, to->name_bytes);
     do
         failed =
@@ -159,7 +176,7 @@ static void unwatch_peer(struct pollfd *watch, uint32_t rank)
     watch[rank + 1].fd = -1;
 }
 
-/* Takes one message. *from = n_ranks when a stranger knocked: the connection is dropped and the wait goes on. */
+/* Takes one message. *from = n_ranks when none came in time or a stranger knocked: the connection is dropped. */
 static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, int64_t deadline, uint32_t *from,
                        int *fd, int64_t *pid)
 {
@@ -168,17 +185,16 @@ static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, 
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
-    struct timeval patience = {.tv_sec = 5};
+    struct timeval patience = timeval_of(time_left_ms(deadline, SILENCE_MS));
     struct cmsghdr *header;
     struct ucred cred;
-    int64_t left = (deadline - tide_now_ns()) / 1000000;
     ssize_t got;
-    int s, n = left <= 0 ? 0 : poll(watch, n_ranks + 1, (int)left);
+    int s, n = poll(watch, n_ranks + 1, time_left_ms(deadline, INT32_MAX));
 
     *from = n_ranks;
     *fd = -1;
     if (n == 0)
-        return tide_fail(TIDE_ERR_SYSTEM, "handle exchange: a peer has not connected within %d ms", HANDSHAKE_MS);
+        return TIDE_OK;
     for (uint32_t r = 0; n > 0 && !watch[0].revents && r < n_ranks; r++) /* what it sent before it died comes first */
         if (watch[r + 1].revents)
             return tide_fail(TIDE_ERR_PEER_DEAD, "handle exchange: rank %u died during set-up", r);
@@ -213,13 +229,22 @@ stranger:
     return TIDE_OK;
 }
 
+static int late(const uint8_t *peers, const int *fds, const fab_open *desc, int64_t waited)
+{
+    uint32_t r = 0;
+    while (r + 1 < desc->n_ranks && (!peers[r] || r == desc->rank || fds[r] >= 0))
+        r++;
+    return tide_fail(TIDE_ERR_DEADLINE, "handle exchange: rank %u waited %.3f s for rank %u", desc->rank,
+                     (double)waited / 1e9, r);
+}
+
 int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers, int fd, int *fds, int64_t *pids)
 {
     card own = {0}, *cards = NULL;
     struct pollfd *watch = NULL;
     uint32_t n_peers = 0, missing;
     int listener = -1;
-    int64_t deadline;
+    int64_t begin, deadline;
 
     for (uint32_t r = 0; r < desc->n_ranks; r++) {
         fds[r] = -1;
@@ -240,19 +265,24 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
     if (status != TIDE_OK)
         goto done;
     watch[0].fd = listener;
+    begin = tide_now_ns();
+    deadline = begin + fab_deadline_ns(desc);
     for (uint32_t r = 0; r < desc->n_ranks && status == TIDE_OK; r++) {
         pid_t peer = 0;
         if (!peers[r] || r == desc->rank)
             continue;
-        status = send_parcel(&cards[r], desc->rank, fd, &peer);
+        status = send_parcel(&cards[r], desc->rank, fd, deadline, &peer);
         if (status == TIDE_OK)
             status = watch_peer(watch, r, peer);
     }
-    deadline = tide_now_ns() + (int64_t)HANDSHAKE_MS * 1000000;
     for (missing = n_peers; missing && status == TIDE_OK;) {
         uint32_t from;
         int64_t pid = 0;
         int got;
+        if (tide_now_ns() >= deadline) {
+            status = late(peers, fds, desc, tide_now_ns() - begin);
+            break;
+        }
         status = take_parcel(watch, &own, desc->n_ranks, deadline, &from, &got, &pid);
         if (status != TIDE_OK || from == desc->n_ranks)
             continue;

@@ -11,12 +11,14 @@
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
-int fab_peers_init(fab_peers *p, const fab_open *open, uint64_t page_bytes, const fab_peers_hooks *hooks, void *device)
+int fab_peers_init(fab_peers *p, fab_open *open, uint64_t page_bytes, const fab_peers_hooks *hooks, void *device)
 {
-    const tide_options defaults = TIDE_OPTIONS_INIT;
     int status;
 
     p->open = open;
+    p->deadline_ns = fab_deadline_ns(open);
+    p->options = open->options ? *open->options : (tide_options)TIDE_OPTIONS_INIT;
+    open->options = &p->options;
     p->hooks = hooks;
     p->device = device;
     pthread_mutex_init(&p->lock, NULL);
@@ -27,10 +29,6 @@ int fab_peers_init(fab_peers *p, const fab_open *open, uint64_t page_bytes, cons
         status = fab_process(&p->process);
     if (status != TIDE_OK)
         return status;
-    p->deadline_ns = (open->options ? open->options : &defaults)->deadline_ms;
-    if (p->deadline_ns < 0)
-        p->deadline_ns = defaults.deadline_ms;
-    p->deadline_ns = (int64_t)tide_min_u64((uint64_t)p->deadline_ns, INT64_MAX / 4000000) * 1000000;
     p->pages = tide_calloc(open->n_ranks, sizeof *p->pages);
     p->pids = tide_calloc(open->n_ranks, sizeof *p->pids);
     if (!p->pages || !p->pids)

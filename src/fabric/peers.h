@@ -48,6 +48,7 @@ typedef struct fab_peers_hooks {
 
 typedef struct fab_peers {
     const fab_open *open;
+    tide_options options;
     const fab_peers_hooks *hooks;
     void *device;
     int64_t deadline_ns;
@@ -65,8 +66,9 @@ typedef struct fab_peers {
     struct pollfd *watch_set;
 } fab_peers;
 
-/* What one rank can do alone. open: kept, its options are read now. page_bytes: of a control page. */
-int fab_peers_init(fab_peers *p, const fab_open *open, uint64_t page_bytes, const fab_peers_hooks *hooks, void *device);
+/* What one rank can do alone. open: kept; its options are copied and point to the copy then, for later set-up calls.
+ * page_bytes: of a control page. */
+int fab_peers_init(fab_peers *p, fab_open *open, uint64_t page_bytes, const fab_peers_hooks *hooks, void *device);
 /* C  Pages of all ranks. status: this rank's so far; p may be NULL when it is none. */
 int fab_peers_meet(const fab_open *desc, fab_peers *p, int status);
 int fab_peers_watch(fab_peers *p);      /* starts the watch */

@@ -68,7 +68,6 @@ static int open_local(host_device *d, const fab_open *desc)
 
     d->open = *desc;
     status = fab_peers_init(&d->peers, &d->open, sizeof(host_control), &host_peers_hooks, d);
-    d->open.options = NULL;
     if (status == TIDE_OK)
         status = workers_wanted(&d->n_workers);
     if (status != TIDE_OK)
