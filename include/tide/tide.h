@@ -267,8 +267,8 @@ typedef struct tide_comm_desc {
     uint32_t node_size;          /* local ranks a node; 0: all ranks of this machine are one node */
     int fabric;                  /* tide_fabric */
     int device;                  /* ordinal; ignored by the host fabric */
-    tide_allgather_fn allgather; /* used by create, groups_create and destroy only, in the caller's thread; NULL when
-                                    n_ranks is 1 */
+    tide_allgather_fn allgather; /* used by create and groups_create only, in the caller's thread; NULL when n_ranks
+                                    is 1 */
     void *allgather_context;
     const tide_options *options; /* NULL: defaults. Lane-wide for all groups of the communicator */
 } tide_comm_desc;
@@ -429,9 +429,10 @@ TIDE_API int tide_comm_sync(tide_comm *comm);
 /* L  Any thread. Fails the communicator on all ranks; waits end with TIDE_ERR_ABORTED. Harmless after a
  * failure. */
 TIDE_API int tide_comm_abort(tide_comm *comm);
-/* C  Waits for what was enqueued and for all ranks, then frees everything; after a failure it waits for nobody.
- * Arenas with live views stay until the last view's deleter has run. NULL is fine. Everything is freed also
- * when it returns TIDE_ERR_SYSTEM (the all-gather failed); TIDE_ERR_FORKED changes nothing. */
+/* C  Waits for what was enqueued and, up to the deadline, for all ranks; then frees everything. After a failure it
+ * waits for nobody. Arenas with live views stay until the last view's deleter has run. NULL is fine. Everything is
+ * freed also when it returns the failure that ended its wait for the others (TIDE_ERR_PEER_DEAD, _DEADLINE, _ABORTED
+ * ...); TIDE_ERR_FORKED changes nothing. */
 TIDE_API int tide_comm_destroy(tide_comm *comm);
 
 #ifdef __cplusplus

@@ -285,10 +285,7 @@ int tide_comm_destroy(tide_comm *comm)
     status = tide_comm_sync(comm);
     /* Nobody unmaps what a peer may still write: all ranks have synced before one goes on. After a failure nothing runs
      * any more. */
-    if (status == TIDE_OK)
-        status = fab_agree(&comm->open, TIDE_OK);
-    else
-        status = TIDE_OK;
+    status = status == TIDE_OK ? comm->device->verbs->barrier(comm->device, "destroy") : TIDE_OK;
     comm_free(comm);
     return status;
 }

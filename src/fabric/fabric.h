@@ -116,6 +116,9 @@ static inline uint64_t fab_rail_index(uint32_t node, uint32_t n_ctx, uint32_t n_
 typedef struct fab_device_verbs {
     /* C  fab_agree among the ranks of the device. */
     int (*agree)(fab_device *d, int status);
+    /* C  Returns once every rank is here, or the failure that came first: then the others may not come. Without the
+     * caller's all-gather. */
+    int (*barrier)(fab_device *d, const char *phase);
     /* C  Allocates `bytes` zeroed bytes, maps those of every rank r with peers[r] != 0 (a symmetric relation). All or
      * none. */
     int (*arena_create)(fab_device *d, uint64_t bytes, const uint8_t *peers, fab_arena **out);

@@ -1,10 +1,13 @@
-/* peers.c - the failure record of a rank, how it reaches the others, and the watch over peer processes. */
+/* peers.c - the failure record of a rank, how it reaches the others, a barrier that it ends, and the watch over peer
+ * processes. */
 #include <errno.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fabric/peers.h"
@@ -84,6 +87,63 @@ void fab_peers_clear(fab_peers *p)
     tide_free(p->pages);
 }
 
+/* ---- the barrier -------------------------------------------------------------------------------- */
+
+void fab_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns)
+{
+    struct timespec t = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, timeout_ns < 0 ? NULL : &t, NULL, 0);
+}
+
+void fab_futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+static void ring(fab_page *page)
+{
+    atomic_fetch_add(&page->bell, 1);
+    fab_futex_wake(&page->bell);
+}
+
+static void fail_barrier(fab_peers *p, const char *phase, int64_t begin, uint32_t missing)
+{
+    tide_failure f = TIDE_FAILURE_INIT;
+
+    f.code = TIDE_ERR_DEADLINE;
+    f.rank = p->open->rank;
+    f.peer = missing;
+    snprintf(f.phase, sizeof f.phase, "%s", phase);
+    snprintf(f.text, sizeof f.text, "rank %u waited %.3f s for rank %u in %s", f.rank,
+             (double)(tide_now_ns() - begin) / 1e9, missing, phase);
+    fab_peers_fail(p, &f, true);
+}
+
+/* Each rank counts on its own page and rings the others; whoever fails, or is told of a failure, is rung as well. */
+int fab_peers_barrier(fab_peers *p, const char *phase)
+{
+    uint32_t n = p->open->n_ranks, mine = atomic_fetch_add(&p->own->barriers, 1) + 1;
+    int64_t begin = tide_now_ns();
+
+    for (uint32_t r = 0; r < n; r++)
+        if (r != p->open->rank)
+            ring(fab_peers_page(p, r));
+    for (;;) {
+        uint32_t seen = atomic_load(&p->own->bell), missing = 0;
+        int64_t left = begin + p->deadline_ns - tide_now_ns();
+        while (missing < n && atomic_load(&fab_peers_page(p, missing)->barriers) >= mine)
+            missing++;
+        if (missing == n)
+            return TIDE_OK;
+        fab_peers_adopt(p);
+        if (!fab_peers_failed(p) && left <= 0)
+            fail_barrier(p, phase, begin, missing);
+        if (fab_peers_failed(p))
+            return fab_peers_failure(p, NULL);
+        fab_futex_wait(&p->own->bell, seen, left);
+    }
+}
+
 /* ---- failures ----------------------------------------------------------------------------------- */
 
 /* First one wins. The record is complete before `failed` and `poison` can be seen. */
@@ -100,6 +160,7 @@ static bool keep_failure(fab_peers *p, const tide_failure *failure)
     }
     pthread_mutex_unlock(&p->lock);
     if (first) {
+        ring(p->own);
         p->hooks->failed(p->device);
         tide_log(0, "%s", failure->text);
     }
@@ -112,8 +173,11 @@ void fab_peers_fail(fab_peers *p, const tide_failure *failure, bool spread)
         return;
     for (uint32_t r = 0; r < p->open->n_ranks; r++) {
         uint32_t none = 0;
-        if (r != p->open->rank &&
-            atomic_compare_exchange_strong(&fab_peers_page(p, r)->poison, &none, p->open->rank + 1) && p->hooks->told)
+        if (r == p->open->rank ||
+            !atomic_compare_exchange_strong(&fab_peers_page(p, r)->poison, &none, p->open->rank + 1))
+            continue;
+        ring(fab_peers_page(p, r));
+        if (p->hooks->told)
             p->hooks->told(p->device, r);
     }
 }

@@ -27,8 +27,14 @@ int fab_memory_exchange(const fab_open *desc, int status, uint64_t process, fab_
 /* What this process tells its ranks from others by: pids alone could be equal in different pid namespaces. */
 int fab_process(uint64_t *token);
 
+/* Sleeps while the word, in shared memory, is `seen`. timeout_ns < 0: none. */
+void fab_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
+void fab_futex_wake(_Atomic uint32_t *word);
+
 /* A control page begins with this. */
 typedef struct fab_page {
+    _Atomic uint32_t barriers; /* how many this rank has come to */
+    _Atomic uint32_t bell;     /* futex of a rank in a barrier */
     _Atomic uint32_t poison; /* 1 + rank whose page holds the failure */
     _Atomic uint32_t failed; /* `failure` is complete */
     _Atomic uint32_t closed; /* the rank has left in order: its process may end */
@@ -91,6 +97,10 @@ void fab_peers_fail(fab_peers *p, const tide_failure *failure, bool spread);
 void fab_peers_adopt(fab_peers *p);
 /* The failure verb, but for standing still. */
 int fab_peers_failure(fab_peers *p, tide_failure *out);
+
+/* C  Until every rank is here: TIDE_OK. Or the failure that came first, for then the others may not come; the deadline is
+ * one. The barrier verb. */
+int fab_peers_barrier(fab_peers *p, const char *phase);
 
 /* A wait that failed, or whose poster has died. */
 typedef struct fab_waiting {

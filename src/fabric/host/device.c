@@ -14,8 +14,14 @@ static int host_agree(fab_device *face, int status)
     return fab_agree(&((host_device *)face)->open, status);
 }
 
+static int host_barrier(fab_device *face, const char *phase)
+{
+    return fab_peers_barrier(&((host_device *)face)->peers, phase);
+}
+
 static const fab_device_verbs host_verbs = {
     .agree = host_agree,
+    .barrier = host_barrier,
     .arena_create = host_arena_create,
     .arena_hold = host_arena_hold,
     .arena_drop = host_arena_drop,

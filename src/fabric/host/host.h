@@ -166,8 +166,6 @@ void host_arena_drop(fab_arena *a);
 void host_arena_trim(fab_arena *a, uint32_t keep);
 
 /* wake.c */
-void host_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns); /* < 0: no timeout */
-void host_futex_wake(_Atomic uint32_t *word);
 void host_ring(host_control *c);        /* a word or queue of this rank has changed */
 void host_ring_caller(host_control *c); /* an event has */
 void host_ring_all(host_control *c);    /* failure: everybody up */

@@ -10,7 +10,7 @@ static void stand_still(host_device *d, host_stream *s)
         uint32_t seen = atomic_load(&d->room);
         atomic_fetch_add(&d->room_waiters, 1);
         pthread_mutex_unlock(&d->lock);
-        host_futex_wait(&d->room, seen, -1);
+        fab_futex_wait(&d->room, seen, -1);
         atomic_fetch_sub(&d->room_waiters, 1);
         pthread_mutex_lock(&d->lock);
     }
@@ -109,7 +109,7 @@ void host_queue_destroy(fab_queue *q)
 static void wait_for_room(host_device *d, uint32_t seen)
 {
     host_start(d);
-    host_futex_wait(&d->room, seen, -1);
+    fab_futex_wait(&d->room, seen, -1);
 }
 
 int host_enqueue(fab_queue *q, uint32_t stream, const host_item *item)

@@ -62,7 +62,7 @@ void host_room_made(host_device *d)
 {
     if (atomic_load(&d->room_waiters)) {
         atomic_fetch_add(&d->room, 1);
-        host_futex_wake(&d->room);
+        fab_futex_wake(&d->room);
     }
 }
 
@@ -347,7 +347,7 @@ static void sleep_on(host_device *d, enum host_bell bell, bool works, const host
         timeout = (int64_t)tide_min_u64((uint64_t)left, (uint64_t)timeout);
     d->workers_asleep += bell == BELL_WORKER;
     pthread_mutex_unlock(&d->lock);
-    host_futex_wait(&d->own->bell[bell], seen, timeout);
+    fab_futex_wait(&d->own->bell[bell], seen, timeout);
     pthread_mutex_lock(&d->lock);
     d->workers_asleep -= bell == BELL_WORKER;
 }
