@@ -1,0 +1,448 @@
+/* fake_memory.c - the fake driver's memory: handles, mappings, allocations; what an address may be used for. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fake_internal.h"
+
+enum { PAGE = 4096, GARBAGE = 0xa5 }; /* new memory holds anything but zeros */
+
+/* The page behind the memory of a memfd. */
+typedef struct trailer { uint64_t magic, bytes; int device; } trailer;
+static const uint64_t trailer_magic = 0x66616b6563756d6d;
+
+fake_span *fake_find(uintptr_t base, uint64_t bytes, int device)
+{
+    for (fake_span *s = fake.spans; s; s = s->next)
+        if (base >= s->base && base - s->base <= s->bytes && bytes <= s->bytes - (base - s->base))
+            return s->access >> device & 1 ? s : NULL;
+    return NULL;
+}
+
+int fake_memory_count(enum fake_span_kind kind)
+{
+    int n = 0;
+    for (fake_span *s = fake.spans; s; s = s->next)
+        n += s->kind == kind;
+    return n;
+}
+
+static fake_span *add_span(enum fake_span_kind kind, void *base, uint64_t bytes, int device, uint32_t access)
+{
+    fake_span *s = calloc(1, sizeof *s);
+    *s = (fake_span){fake.spans, kind, (uintptr_t)base, bytes, device, access, NULL};
+    fake.spans = s;
+    return s;
+}
+
+static void drop_memory(fake_memory *m)
+{
+    if (--m->refs == 0) {
+        close(m->fd);
+        free(m);
+    }
+}
+
+static void drop_span(fake_span **at)
+{
+    fake_span *s = *at;
+    *at = s->next;
+    if (s->memory) {
+        mmap((void *)s->base, s->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        drop_memory(s->memory);
+    } else {
+        free((void *)s->base);
+    }
+    free(s);
+}
+
+void fake_memory_clear(void)
+{
+    while (fake.spans)
+        drop_span(&fake.spans);
+    while (fake.reservations) {
+        fake_reservation *r = fake.reservations;
+        fake.reservations = r->next;
+        munmap((void *)r->base, r->bytes);
+        free(r);
+    }
+    while (fake.handles) {
+        fake_handle *h = fake.handles;
+        fake.handles = h->next;
+        drop_memory(h->memory);
+        free(h);
+    }
+}
+
+/* ---- physical memory ------------------------------------------------------------------------- */
+
+static bool good_prop(const cu_alloc_prop *p)
+{
+    return p && p->type == CU_ALLOC_PINNED && p->location.type == CU_LOCATION_DEVICE && p->location.id >= 0 &&
+           p->location.id < fake.options.devices;
+}
+
+cu_result fake_MemGetAllocationGranularity(size_t *bytes, const cu_alloc_prop *prop, int option)
+{
+    cu_result r = fake_enter(FAKE_MemGetAllocationGranularity, 0);
+    if (r == CU_OK && (!good_prop(prop) || option < 0 || option > 1))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK)
+        *bytes = fake.options.granularity;
+    return fake_leave(r);
+}
+
+static cu_handle add_handle(fake_memory *m)
+{
+    fake_handle *h = calloc(1, sizeof *h);
+    m->refs++;
+    h->memory = m;
+    h->number = (cu_handle)fake.next_handle++ << 8 | 0x48;
+    h->next = fake.handles;
+    fake.handles = h;
+    return h->number;
+}
+
+static fake_handle **find_handle(cu_handle number)
+{
+    fake_handle **at = &fake.handles;
+    while (*at && (*at)->number != number)
+        at = &(*at)->next;
+    return at;
+}
+
+cu_result fake_MemCreate(cu_handle *handle, size_t bytes, const cu_alloc_prop *prop, unsigned long long flags)
+{
+    cu_result r = fake_enter(FAKE_MemCreate, ALLOCATES);
+    if (r == CU_OK && (!good_prop(prop) || flags || bytes == 0 || bytes % fake.options.granularity))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        fake_memory *m = calloc(1, sizeof *m);
+        struct stat st;
+        void *at;
+        trailer t = {trailer_magic, bytes, prop->location.id};
+        m->fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+        m->bytes = bytes;
+        m->device = prop->location.id;
+        if (m->fd < 0 || ftruncate(m->fd, (off_t)bytes + PAGE) != 0 || fstat(m->fd, &st) != 0 ||
+            pwrite(m->fd, &t, sizeof t, (off_t)bytes) != sizeof t ||
+            (at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0)) == MAP_FAILED) {
+            if (m->fd >= 0)
+                close(m->fd);
+            free(m);
+            r = CU_OUT_OF_MEMORY;
+        } else {
+            memset(at, GARBAGE, bytes);
+            munmap(at, bytes);
+            m->inode = st.st_ino;
+            *handle = add_handle(m);
+        }
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemRelease(cu_handle handle)
+{
+    cu_result r = fake_enter(FAKE_MemRelease, RELEASES);
+    fake_handle **at = find_handle(handle), *h = *at;
+    if (r == CU_OK && !h)
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        *at = h->next;
+        drop_memory(h->memory);
+        free(h);
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemExport(void *fd, cu_handle handle, int type, unsigned long long flags)
+{
+    cu_result r = fake_enter(FAKE_MemExport, 0);
+    fake_handle *h = *find_handle(handle);
+    if (r == CU_OK && (!h || type != CU_HANDLE_FD || flags))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        int copy = fcntl(h->memory->fd, F_DUPFD_CLOEXEC, 0);
+        if (copy < 0)
+            r = CU_OUT_OF_MEMORY;
+        else
+            memcpy(fd, &copy, sizeof copy);
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemImport(cu_handle *handle, void *fd, int type)
+{
+    cu_result r = fake_enter(FAKE_MemImport, ALLOCATES);
+    int own = (int)(intptr_t)fd;
+    fake_memory *m = NULL;
+    struct stat st;
+    trailer t;
+
+    if (r == CU_OK && (type != CU_HANDLE_FD || fstat(own, &st) != 0 || st.st_size < PAGE ||
+                       pread(own, &t, sizeof t, st.st_size - PAGE) != sizeof t || t.magic != trailer_magic ||
+                       t.bytes != (uint64_t)st.st_size - PAGE || t.device >= fake.options.devices))
+        r = CU_INVALID_VALUE;
+    for (fake_handle *h = fake.handles; r == CU_OK && h && !m; h = h->next)
+        m = h->memory->inode == st.st_ino ? h->memory : NULL;
+    for (fake_span *s = fake.spans; r == CU_OK && s && !m; s = s->next)
+        m = s->memory && s->memory->inode == st.st_ino ? s->memory : NULL;
+    if (r == CU_OK && !m) {
+        m = calloc(1, sizeof *m);
+        *m = (fake_memory){0, fcntl(own, F_DUPFD_CLOEXEC, 0), t.device, t.bytes, st.st_ino};
+        fake.foreign = true;
+    }
+    if (r == CU_OK)
+        *handle = add_handle(m);
+    return fake_leave(r);
+}
+
+/* ---- addresses ------------------------------------------------------------------------------- */
+
+cu_result fake_MemAddressReserve(cu_ptr *address, size_t bytes, size_t alignment, cu_ptr hint, unsigned long long flags)
+{
+    cu_result r = fake_enter(FAKE_MemAddressReserve, ALLOCATES);
+    uint64_t align = alignment > fake.options.granularity ? alignment : fake.options.granularity;
+    if (r == CU_OK && (bytes == 0 || bytes % fake.options.granularity || flags || hint || (alignment & (alignment - 1))))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        char *at = mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *base;
+        if (at == MAP_FAILED) {
+            r = CU_OUT_OF_MEMORY;
+        } else {
+            fake_reservation *v = calloc(1, sizeof *v);
+            base = at + (align - (uintptr_t)at % align) % align;
+            if (base > at)
+                munmap(at, (size_t)(base - at));
+            munmap(base + bytes, (size_t)(at + align - base));
+            *v = (fake_reservation){fake.reservations, (uintptr_t)base, bytes};
+            fake.reservations = v;
+            *address = (cu_ptr)(uintptr_t)base;
+        }
+    }
+    return fake_leave(r);
+}
+
+static bool mapped(uintptr_t base, uint64_t bytes)
+{
+    for (fake_span *s = fake.spans; s; s = s->next)
+        if (s->base < base + bytes && base < s->base + s->bytes)
+            return true;
+    return false;
+}
+
+cu_result fake_MemAddressFree(cu_ptr address, size_t bytes)
+{
+    cu_result r = fake_enter(FAKE_MemAddressFree, RELEASES);
+    fake_reservation **at = &fake.reservations, *v;
+    while (*at && (*at)->base != address)
+        at = &(*at)->next;
+    v = *at;
+    if (r == CU_OK && (!v || v->bytes != bytes || mapped(v->base, v->bytes)))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        *at = v->next;
+        munmap((void *)v->base, v->bytes);
+        free(v);
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemMap(cu_ptr address, size_t bytes, size_t offset, cu_handle handle, unsigned long long flags)
+{
+    cu_result r = fake_enter(FAKE_MemMap, ALLOCATES);
+    fake_handle *h = *find_handle(handle);
+    fake_reservation *v = fake.reservations;
+    while (v && !(address >= v->base && address - v->base <= v->bytes && bytes <= v->bytes - (address - v->base)))
+        v = v->next;
+    if (r == CU_OK && (!h || !v || offset || flags || bytes == 0 || bytes > h->memory->bytes ||
+                       bytes % fake.options.granularity || address % fake.options.granularity || mapped(address, bytes)))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK &&
+        mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, h->memory->fd, 0) == MAP_FAILED)
+        r = CU_OUT_OF_MEMORY;
+    if (r == CU_OK) {
+        fake_span *s = add_span(SPAN_MAPPING, (void *)(uintptr_t)address, bytes, h->memory->device, 0);
+        s->memory = h->memory;
+        h->memory->refs++;
+    }
+    return fake_leave(r);
+}
+
+static fake_span **find_span(enum fake_span_kind kind, uintptr_t base)
+{
+    fake_span **at = &fake.spans;
+    while (*at && ((*at)->kind != kind || (*at)->base != base))
+        at = &(*at)->next;
+    return at;
+}
+
+cu_result fake_MemUnmap(cu_ptr address, size_t bytes)
+{
+    cu_result r = fake_enter(FAKE_MemUnmap, RELEASES);
+    fake_span **at = find_span(SPAN_MAPPING, address);
+    if (r == CU_OK && (!*at || (*at)->bytes != bytes))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        fake_going_away((*at)->base, (*at)->bytes, "cuMemUnmap");
+        drop_span(at);
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemSetAccess(cu_ptr address, size_t bytes, const cu_access *access, size_t count)
+{
+    cu_result r = fake_enter(FAKE_MemSetAccess, 0);
+    fake_span *s = *find_span(SPAN_MAPPING, address);
+    if (r == CU_OK && (!s || s->bytes != bytes || !access || !count))
+        r = CU_INVALID_VALUE;
+    for (size_t i = 0; r == CU_OK && i < count; i++) {
+        int d = access[i].location.id;
+        if (access[i].location.type != CU_LOCATION_DEVICE || access[i].flags != CU_ACCESS_READ_WRITE || d < 0 ||
+            d >= fake.options.devices)
+            r = CU_INVALID_VALUE;
+        else if (d != s->device && fake.options.no_peers)
+            r = CU_INVALID_DEVICE;
+        else
+            s->access |= 1u << d;
+    }
+    if (r == CU_OK && mprotect((void *)s->base, s->bytes, PROT_READ | PROT_WRITE) != 0)
+        r = CU_OUT_OF_MEMORY;
+    return fake_leave(r);
+}
+
+/* ---- allocations ----------------------------------------------------------------------------- */
+
+cu_result fake_MemAlloc(cu_ptr *address, size_t bytes)
+{
+    cu_result r = fake_enter(FAKE_MemAlloc, NEEDS_CONTEXT | ALLOCATES);
+    void *at = NULL;
+    if (r == CU_OK && bytes == 0)
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK && posix_memalign(&at, 512, bytes) != 0)
+        r = CU_OUT_OF_MEMORY;
+    if (r == CU_OK) {
+        int d = fake_current()->device;
+        memset(at, GARBAGE, bytes);
+        add_span(SPAN_ALLOCATION, at, bytes, d, 1u << d);
+        *address = (cu_ptr)(uintptr_t)at;
+    }
+    return fake_leave(r);
+}
+
+/* Both kinds of freeing wait until the device is idle, as the driver does: a rank that frees while another one on its
+ * device waits for something that never comes is stuck. */
+cu_result fake_MemFree(cu_ptr address)
+{
+    cu_result r = fake_enter(FAKE_MemFree, NEEDS_CONTEXT | RELEASES);
+    fake_span *s = *find_span(SPAN_ALLOCATION, address);
+    if (r == CU_OK && address == 0)
+        return fake_leave(CU_OK);
+    if (r == CU_OK && !s)
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        if (!fake_going_away(s->base, s->bytes, "cuMemFree"))
+            fake_wait_idle(s->device);
+        drop_span(find_span(SPAN_ALLOCATION, address));
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemHostAlloc(void **host, size_t bytes, unsigned flags)
+{
+    cu_result r = fake_enter(FAKE_MemHostAlloc, NEEDS_CONTEXT | ALLOCATES);
+    void *at = NULL;
+    if (r == CU_OK && (bytes == 0 || flags & ~(unsigned)(CU_HOSTALLOC_PORTABLE | CU_HOSTALLOC_MAPPED)))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK && posix_memalign(&at, 512, bytes) != 0)
+        r = CU_OUT_OF_MEMORY;
+    if (r == CU_OK) {
+        memset(at, GARBAGE, bytes);
+        add_span(SPAN_HOST, at, bytes, fake_current()->device, UINT32_MAX);
+        *host = at;
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemFreeHost(void *host)
+{
+    cu_result r = fake_enter(FAKE_MemFreeHost, NEEDS_CONTEXT | RELEASES);
+    fake_span *s = *find_span(SPAN_HOST, (uintptr_t)host);
+    if (r == CU_OK && !s)
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK) {
+        if (!fake_going_away(s->base, s->bytes, "cuMemFreeHost"))
+            fake_wait_idle(s->device);
+        drop_span(find_span(SPAN_HOST, (uintptr_t)host));
+    }
+    return fake_leave(r);
+}
+
+cu_result fake_MemHostGetDevicePointer(cu_ptr *address, void *host, unsigned flags)
+{
+    cu_result r = fake_enter(FAKE_MemHostGetDevicePointer, NEEDS_CONTEXT);
+    fake_span *s = fake_find((uintptr_t)host, 1, 0);
+    if (r == CU_OK && (flags || !s || s->kind != SPAN_HOST))
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK)
+        *address = (cu_ptr)(uintptr_t)host;
+    return fake_leave(r);
+}
+
+cu_result fake_PointerGetAttribute(void *value, int attribute, cu_ptr address)
+{
+    cu_result r = fake_enter(FAKE_PointerGetAttribute, 0);
+    fake_span *s = NULL;
+    for (int d = 0; d < fake.options.devices && !s; d++)
+        s = fake_find(address, 1, d);
+    if (r == CU_OK && !s)
+        r = CU_INVALID_VALUE;
+    if (r == CU_OK && attribute == CU_POINTER_CONTEXT) {
+        cu_context c = s->kind == SPAN_MAPPING ? NULL : &fake.contexts[s->device];
+        memcpy(value, &c, sizeof c);
+    } else if (r == CU_OK && attribute == CU_POINTER_MEMORY_TYPE) {
+        *(unsigned *)value = s->kind == SPAN_HOST ? 1 : CU_MEMORY_DEVICE;
+    } else if (r == CU_OK && attribute == CU_POINTER_DEVICE_ORDINAL) {
+        *(int *)value = s->device;
+    } else if (r == CU_OK) {
+        r = CU_INVALID_VALUE;
+    }
+    return fake_leave(r);
+}
+
+/* ---- multicast: not on these devices --------------------------------------------------------- */
+
+cu_result fake_MulticastGetGranularity(size_t *bytes, const cu_multicast_prop *prop, int option)
+{
+    (void)bytes, (void)prop, (void)option;
+    fake_enter(FAKE_MulticastGetGranularity, 0);
+    return fake_leave(CU_NOT_SUPPORTED);
+}
+cu_result fake_MulticastCreate(cu_handle *handle, const cu_multicast_prop *prop)
+{
+    (void)handle, (void)prop;
+    fake_enter(FAKE_MulticastCreate, 0);
+    return fake_leave(CU_NOT_SUPPORTED);
+}
+cu_result fake_MulticastAddDevice(cu_handle handle, cu_dev device)
+{
+    (void)handle, (void)device;
+    fake_enter(FAKE_MulticastAddDevice, 0);
+    return fake_leave(CU_NOT_SUPPORTED);
+}
+cu_result fake_MulticastBindMem(cu_handle handle, size_t offset, cu_handle memory, size_t memory_offset, size_t bytes,
+                                unsigned long long flags)
+{
+    (void)handle, (void)offset, (void)memory, (void)memory_offset, (void)bytes, (void)flags;
+    fake_enter(FAKE_MulticastBindMem, 0);
+    return fake_leave(CU_NOT_SUPPORTED);
+}
+cu_result fake_MulticastUnbind(cu_handle handle, cu_dev device, size_t offset, size_t bytes)
+{
+    (void)handle, (void)device, (void)offset, (void)bytes;
+    fake_enter(FAKE_MulticastUnbind, RELEASES);
+    return fake_leave(CU_NOT_SUPPORTED);
+}
