@@ -5,8 +5,9 @@
     groups[0].adopt(0, address, n_bytes)
     groups[0].all_gather(); groups[0].wait(READY)
 
-What each call demands of its caller (collective, local, what must stay alive until when) is written in
-include/tide/tide.h.
+`stream` is a CUstream as an integer on the CUDA fabric (0: the default stream); on the host fabric it is the calling
+thread, and None. What each call demands of its caller (collective, local, what must stay alive until when) is written
+in include/tide/tide.h.
 """
 
 import ctypes
@@ -20,6 +21,8 @@ from tide._lib import (
     DONE,
     F16,
     F32,
+    FABRIC_CUDA,
+    FABRIC_HOST,
     INPUT_ADOPTED,
     INPUT_ARGUMENT,
     LANDING_PRIVATE,
@@ -39,6 +42,8 @@ __all__ = [
     "DONE",
     "F16",
     "F32",
+    "FABRIC_CUDA",
+    "FABRIC_HOST",
     "INPUT_ADOPTED",
     "INPUT_ARGUMENT",
     "LANDING_PRIVATE",
@@ -108,7 +113,7 @@ class Bootstrap:
 class Comm:
     """One communicator. `allgather`: a Bootstrap, or a function bytes -> the bytes of all ranks in rank order."""
 
-    def __init__(self, rank, size, allgather, node_size=0, options=None):
+    def __init__(self, rank, size, allgather, node_size=0, options=None, fabric=_lib.FABRIC_HOST, device=0):
         self._handle = c_void_p()
         self._pid = os.getpid()
         self._error = None  # what the exchange raised, to be raised again once the C call has returned
@@ -117,12 +122,14 @@ class Comm:
             self._callback, context = allgather.callback, allgather.context
         else:
             self._callback, context = _lib.ALLGATHER(self._exchange(allgather, size)), None
-        self._options = make_options(options)
+        gpus = {"target": 1} if fabric == _lib.FABRIC_CUDA else {}  # chunks and CTAs are chosen for what runs the plan
+        self._options = make_options({**gpus, **(options or {})})
         desc = _lib.CommDesc(
             rank=rank,
             n_ranks=size,
             node_size=node_size,
-            fabric=_lib.FABRIC_HOST,
+            fabric=fabric,
+            device=device,
             allgather=self._callback,
             allgather_context=context,
             options=ctypes.pointer(self._options),
@@ -238,18 +245,18 @@ class Group:
     def adopt(self, index, address, n_bytes):
         self.comm.check(lib.tide_shard_adopt(self._handle, index, address, n_bytes, None), self.spec.name, "shard_adopt")
 
-    def all_gather(self, shards=None):
+    def all_gather(self, shards=None, stream=None):
         """E  shards: addresses of the padded shards for INPUT_ARGUMENT."""
         if shards is not None:
             self._shards[:] = shards
         self.comm.check(
-            lib.tide_all_gather(self._handle, None if shards is None else self._shards, None),
+            lib.tide_all_gather(self._handle, None if shards is None else self._shards, stream),
             self.spec.name,
             "all_gather",
         )
 
-    def release(self):
-        self.comm.check(lib.tide_slot_release(self._handle, None), self.spec.name, "slot_release")
+    def release(self, stream=None):
+        self.comm.check(lib.tide_slot_release(self._handle, stream), self.spec.name, "slot_release")
 
     def _fill(self, grads, out, dtype, alpha, accumulate, mode):
         self._grads[:] = grads
@@ -257,14 +264,14 @@ class Group:
         args.out, args.grad_dtype, args.alpha, args.accumulate, args.mode = out, dtype, alpha, accumulate, mode
         return byref(args)
 
-    def reduce_scatter(self, grads, out, dtype, alpha=1.0, accumulate=0, mode=0):
+    def reduce_scatter(self, grads, out, dtype, alpha=1.0, accumulate=0, mode=0, stream=None):
         """E  grads: an address a parameter, None where it has no gradient."""
         args = self._fill(grads, out, dtype, alpha, accumulate, mode)
-        self.comm.check(lib.tide_reduce_scatter(self._handle, args, None), self.spec.name, "reduce_scatter")
+        self.comm.check(lib.tide_reduce_scatter(self._handle, args, stream), self.spec.name, "reduce_scatter")
 
-    def stash(self, grads, dtype):
+    def stash(self, grads, dtype, stream=None):
         args = self._fill(grads, None, dtype, 1.0, 0, 1)
-        self.comm.check(lib.tide_grads_stash(self._handle, args, None), self.spec.name, "grads_stash")
+        self.comm.check(lib.tide_grads_stash(self._handle, args, stream), self.spec.name, "grads_stash")
 
     def output_elements(self, present=None):
         flags = None if present is None else (ctypes.c_uint8 * self.n_params)(*present)
@@ -272,9 +279,9 @@ class Group:
         self.comm.check(lib.tide_group_output_elements(self._handle, flags, byref(elements)))
         return elements.value
 
-    def wait(self, event):
+    def wait(self, event, stream=None):
         self.comm.check(
-            lib.tide_wait(self._handle, event, None),
+            lib.tide_wait(self._handle, event, stream),
             self.spec.name,
             ("all_gather", "reduce_scatter reads", "reduce_scatter")[event],
         )

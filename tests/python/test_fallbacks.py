@@ -115,7 +115,7 @@ def offload_on_accelerator():
         support.group_reason(Accelerator(group, device=torch.device("cuda"))),
         support.group_reason(Accelerator(group, offload_policy=CPUOffloadPolicy(pin_memory=True))),
         support.group_reason(
-            Accelerator(t.shard(t.fill(t.Net()))._get_fsdp_state()._fsdp_param_group, device=torch.device("cuda"))
+            Accelerator(t.shard(t.fill(t.Net()))._get_fsdp_state()._fsdp_param_group, device=torch.device("xpu"))
         ),
         support.group_reason(Accelerator(group, mesh_info=None)),
         support.group_reason(group),
@@ -126,7 +126,7 @@ def test_cpu_offload_on_an_accelerator(pool):
     offload, pinned, device, replicated, here = alike(pool, offload_on_accelerator)
     assert offload == "CPU offload on an accelerator (cuda)"
     assert pinned == "CPU offload on an accelerator (cpu)"
-    assert device == "device cuda: only the host fabric is built"
+    assert device == "device xpu: there is a fabric for cpu and for cuda"
     assert replicated == "replicated parameters: there is no shard group"
     assert here is None  # to a CPU there is nothing to offload
 

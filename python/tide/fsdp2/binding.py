@@ -1,11 +1,23 @@
 """One FSDPParamGroup on TIDE: its tensors over the arena, its shards, its calls.
 
-unshard          all_gather   tide_all_gather, on the library's threads; prefetch just calls it earlier
+unshard          all_gather   tide_all_gather, behind the library's own streams; prefetch just calls it earlier
 wait_for_unshard wait         tide_wait(READY); the parameters are already at their address, nothing is copied out
 reshard          release      tide_slot_release
 post_backward    reduce       stock foreach_reduce around tide_reduce_scatter, which reads the gradients in place
+
+Streams, on CUDA. Each call is made on the stream that FSDP2 uses for the same thing, so that what FSDP2 orders for its
+own collectives (the optimizer before the first all-gather, set_post_optim_event) holds for ours:
+
+all_gather       FSDP2's all-gather stream: it waits for the optimizer, not for the layer that is computing
+wait, release    the stream that computes
+stash            the stream that computes: the gradients' memory is its own, and may be freed when the call returns
+reduce_scatter   FSDP2's reduce-scatter stream, which has waited for the gradients; the output is allocated there
+
+In-Place gradients live until FSDP2's next post_backward on the computing stream, which waits for READ_DONE before it
+lets them go: they take the place of stock's reduce-scatter input. On the host a stream is the calling thread.
 """
 
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -29,7 +41,8 @@ class Counters:
 
     all_gathers: int = 0
     reduce_scatters: int = 0
-    wait_gather_s: float = 0.0  # the caller's time in tide_wait(READY)
+    # The host's time: on CUDA nothing waits in them.
+    wait_gather_s: float = 0.0  # in tide_wait(READY)
     reduce_s: float = 0.0  # in tide_reduce_scatter and tide_wait(DONE)
     cast_bytes: int = 0  # shards that were cast on their way out
     copy_bytes: int = 0  # gradients that were not contiguous, bf16 outputs: what TIDE copies besides
@@ -58,6 +71,7 @@ class Binding:
     def __init__(self, name, param_group, group, spec, private, check_every, mode):
         self.name, self.param_group, self.params = name, param_group, param_group.fsdp_params
         self.group, self.spec, self.private = group, spec, private
+        self.device, self.on_cuda = param_group.device, param_group.device.type == "cuda"
         self.check_every, self.mode = check_every, mode
         self.counters = Counters()
         self.ranks = param_group.mesh_info.shard_mesh_size
@@ -74,6 +88,10 @@ class Binding:
     def _tensor(self, kind, index):
         """Torch's view of arena memory: a storage of its own that begins at offset 0 and cannot be resized."""
         return torch.utils.dlpack.from_dlpack(self.group.dlpack(kind, index))
+
+    def stream(self):
+        """The current stream as the library takes it."""
+        return torch.cuda.current_stream(self.device).cuda_stream if self.on_cuda else None
 
     # ---- putting ourselves between FSDP2 and its storages ------------------------------------------------------------
 
@@ -123,7 +141,10 @@ class Binding:
                 continue
             self._expect(p, data)
             shard = self._tensor(tide_comm.TENSOR_SHARD, index)
-            self.group.adopt(index, data.data_ptr(), data.numel() * data.element_size())
+            if self.on_cuda:  # in the order of the stream that has written `data`, which the C call does not know
+                shard.copy_(data.detach())
+            else:
+                self.group.adopt(index, data.data_ptr(), data.numel() * data.element_size())
             _point_at(p, shard)
             self.shards[index] = shard
             self.counters.adopted += 1
@@ -137,25 +158,30 @@ class Binding:
                 STATE,
             )
 
-    def all_gather(self):
+    def all_gather(self, all_gather_stream):
+        """all_gather_stream: FSDP2's choice for this call (the current one for unshard(async_op=True))."""
+        with _range("all_gather", self.name, self.counters.all_gathers):
+            return self._all_gather(all_gather_stream.cuda_stream if self.on_cuda else None)
+
+    def _all_gather(self, stream):
         if self.adopts:
             self.adopt()
-            self._gather()
+            self._gather(stream)
         else:
             self.in_call = [p._sharded_param_data for p in self.params]
             for p, data in zip(self.params, self.in_call):
                 if data.dtype != self.shard_dtype:
                     self._expect(p, data)
-            self._gather([data.data_ptr() for data in self.in_call])
+            self._gather(stream, [data.data_ptr() for data in self.in_call])
             if self.shard_dtype != self.dtype:
                 self.counters.cast_bytes += sum(data.numel() for data in self.in_call) * self.dtype.itemsize
         self.held, self.ready = True, False
         self.counters.all_gathers += 1
         return _gathered(self.placeholder)
 
-    def _gather(self, shards=None):
+    def _gather(self, stream, shards=None):
         try:
-            self.group.all_gather(shards)
+            self.group.all_gather(shards, stream)
         except TideError as error:
             if error.code == STATE:
                 error.args = (
@@ -166,7 +192,8 @@ class Binding:
 
     def wait(self):
         start = time.perf_counter()
-        self.group.wait(tide_comm.READY)
+        with _range("all_gather wait", self.name, self.counters.all_gathers):
+            self.group.wait(tide_comm.READY, self.stream())
         self.counters.wait_gather_s += time.perf_counter() - start
         self.ready, self.in_call = True, None
         if self.check_every and self.counters.all_gathers % self.check_every == 0:
@@ -175,10 +202,12 @@ class Binding:
 
     def release(self):
         if self.held:
+            stream = self.stream()
             if not self.ready:  # a prefetch that nobody used: peers may still be writing
-                self.group.wait(tide_comm.READY)
+                self.group.wait(tide_comm.READY, stream)
             self.held, self.in_call = False, None
-            self.group.release()
+            with _range("slot_release", self.name, self.counters.all_gathers):
+                self.group.release(stream)
 
     def _to_sharded(self):
         g = self.param_group
@@ -207,7 +236,12 @@ class Binding:
         given = dict(zip(_REDUCE_ARGUMENTS, args), **kwargs)
         comm = _ReduceScatter(self, fsdp_params, list(unsharded_grads), given["gradient_divide_factor"])
         unsharded_grads.clear()
-        return comm.run(given)
+        comm.prepare()
+        result = comm.run(given)
+        if not self.on_cuda:
+            return result
+        # (reduce_scatter_input, reduce_scatter_event, ...): what FSDP2 keeps, and what it waits for before it lets go
+        return ((result[0], comm.grads), comm.read_done or result[1], *result[2:])
 
 
 _REDUCE_ARGUMENTS = support.SIGNATURES["foreach_reduce"].split()[2:]
@@ -220,7 +254,27 @@ class _ReduceScatter(ReduceScatter):
 
     def __init__(self, binding, fsdp_params, grads, factor):
         self.binding, self.fsdp_params, self.grads, self.factor = binding, fsdp_params, grads, factor
-        self.placeholder = None
+        self.placeholder = self.read_done = None
+        self.dtype, self.mode = support.DTYPES[grads[0].dtype], 0
+        every = binding.check_every
+        self.check = bool(every) and (binding.counters.reduce_scatters + 1) % every == 0
+
+    def prepare(self):
+        """On the stream of the backward: addresses of the gradients; in Slot-Reuse, their way into the landing."""
+        b = self.binding
+        self.pointers = [None] * b.group.n_params
+        for i, (p, grad) in enumerate(zip(self.fsdp_params, self.grads)):
+            if not grad.is_contiguous():
+                grad = self.grads[i] = grad.contiguous()
+                b.counters.copy_bytes += grad.nbytes
+            self.pointers[p._tide[1]] = grad.data_ptr()
+        if b.mode == 1 and b.held:
+            if self.grads[0].element_size() <= b.dtype.itemsize:
+                with _range("grads_stash", b.name, b.counters.reduce_scatters):
+                    b.group.stash(self.pointers, self.dtype, b.stream())
+                b.held, self.mode = False, 1
+            else:
+                b.release()
 
     def run(self, given):
         # Shard(d > 0): stock would chunk and cat the gradient along dim 0 first. It sees a parameter sharded along dim
@@ -233,6 +287,8 @@ class _ReduceScatter(ReduceScatter):
                 p, grad = _AlongDim0(p), grad.new_empty(1).expand(size)
             params.append(p)
             grads.append(grad)
+        if self.mode == 1 and not self.check:
+            grad = self.grads = None  # stashed: stock drops the last references when it has read their sizes
         _ReduceScatter.current = self
         try:
             return support.STOCK["foreach_reduce"](params, grads, **{**given, "reduce_scatter_comm": self})
@@ -253,30 +309,25 @@ class _ReduceScatter(ReduceScatter):
             out = torch.empty_like(output_tensor, dtype=torch.float32)
             counters.copy_bytes += output_tensor.nbytes
         alpha = 1.0 if op == dist.ReduceOp.SUM else 1.0 / (b.ranks if op == dist.ReduceOp.AVG else self.factor)
-        pointers = [None] * b.group.n_params
-        for i, (p, grad) in enumerate(zip(self.fsdp_params, self.grads)):
-            if not grad.is_contiguous():
-                grad = self.grads[i] = grad.contiguous()
-                counters.copy_bytes += grad.nbytes
-            pointers[p._tide[1]] = grad.data_ptr()
-        dtype = support.DTYPES[self.grads[0].dtype]
-        mode = 0
-        if b.mode == 1 and b.held:
-            if self.grads[0].element_size() <= b.dtype.itemsize:
-                b.group.stash(pointers, dtype)
-                b.held, mode = False, 1
-            else:
-                b.release()
-        b.group.reduce_scatter(pointers, out.data_ptr(), dtype, alpha=alpha, mode=mode)
-        b.group.wait(tide_comm.DONE)
+        stream = b.stream()  # FSDP2's reduce-scatter stream
+        with _range("reduce_scatter", b.name, counters.reduce_scatters):
+            b.group.reduce_scatter(
+                self.pointers, out.data_ptr(), self.dtype, alpha=alpha, mode=self.mode, stream=stream
+            )
+        if b.on_cuda and self.mode == 0:
+            b.group.wait(tide_comm.READ_DONE, stream)
+            self.read_done = torch.cuda.current_stream(b.device).record_event()
+        with _range("reduce_scatter wait", b.name, counters.reduce_scatters):
+            b.group.wait(tide_comm.DONE, stream)
         counters.reduce_s += time.perf_counter() - start
         counters.reduce_scatters += 1
-        if b.check_every and counters.reduce_scatters % b.check_every == 0:
+        if self.check:
             counters.checks += 1
             check.reduce_scatter(b, self.fsdp_params, self.grads, out, alpha, group)
         if out is not output_tensor:
             output_tensor.copy_(out)
-        self.grads = None
+        if not b.on_cuda:
+            self.grads = None
 
 
 class _AlongDim0:
@@ -297,6 +348,13 @@ def copy_in(unsharded_grads, reduce_scatter_input, world_size):
     comm = _ReduceScatter.current
     if comm is None or reduce_scatter_input is not comm.placeholder:
         support.STOCK["foreach_reduce_scatter_copy_in"](unsharded_grads, reduce_scatter_input, world_size)
+
+
+def _range(what, group, calls):
+    """A range in profiles (NVTX under torch.autograd.profiler.emit_nvtx); free without a profiler."""
+    if not getattr(torch.autograd.profiler, "_is_profiler_enabled", True):
+        return contextlib.nullcontext()
+    return torch.profiler.record_function(f"tide::{what} {group} call {calls + 1}")
 
 
 def _nothing():

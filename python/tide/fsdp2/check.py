@@ -56,7 +56,7 @@ def reduce_scatter(binding, fsdp_params, grads, out, alpha, group):
     for p, grad in zip(fsdp_params, grads):
         dim = p.fsdp_placement.dim
         packed.append(torch.cat(torch.chunk(grad, n, dim), 0) if dim else grad)
-    given = torch.empty(out.numel() * n, dtype=torch.float32)
+    given = torch.empty(out.numel() * n, dtype=torch.float32, device=out.device)
     support.STOCK["foreach_reduce_scatter_copy_in"](packed, given, n)
     expected = torch.empty_like(out)
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -7,8 +7,10 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 
 from tide.fsdp2 import binding as binding_module
+from tide.fsdp2 import support
 
 _users = 0
+_STREAM = support.SIGNATURES["foreach_all_gather"].split().index("all_gather_stream") - 1
 _before = {}
 
 
@@ -21,7 +23,7 @@ def _all_gather(fsdp_params, *args, **kwargs):
     owner = _owner(fsdp_params)
     if owner is not None:
         if owner.on_tide:
-            return owner.all_gather()
+            return owner.all_gather(kwargs["all_gather_stream"] if "all_gather_stream" in kwargs else args[_STREAM])
         owner.counters.all_gathers += 1
     return _before["foreach_all_gather"](fsdp_params, *args, **kwargs)
 

@@ -99,19 +99,12 @@ class Installation:
                 f"install: private: {unknown[0]!r} is not a fully_shard'ed module", code_of("TIDE_ERR_ARGUMENT")
             )
         self.plan = self._fingerprint()
-        reasons = self._agree(groups)
-        if self.strict and any(reasons.values()):
-            raise TideError(
-                "install(strict=True): "
-                + "; ".join(f"{name}: {reasons[group]}" for group, name in groups if reasons[group]),
-                code_of("TIDE_ERR_UNSUPPORTED"),
-            )
+        reasons = self._agree(groups, {})
+        self._be_strict(groups, reasons)
         for group, _ in groups:
             group._to_sharded()
-        made = {}
         try:
-            for process_group, members in self._by_process_group(groups, reasons).items():
-                made.update(self._make_groups(process_group, members))
+            made, reasons = self._make_all(groups, reasons)
         except BaseException:
             self._destroy_comms()
             raise
@@ -139,6 +132,42 @@ class Installation:
                 binding.adopt()
         hooks.acquire()
 
+    def _be_strict(self, groups, reasons):
+        if self.strict and any(reasons.values()):
+            raise TideError(
+                "install(strict=True): "
+                + "; ".join(f"{name}: {reasons[group]}" for group, name in groups if reasons[group]),
+                code_of("TIDE_ERR_UNSUPPORTED"),
+            )
+
+    def _make_all(self, groups, reasons):
+        """({group: (handle, spec)}, reasons). A communicator that the GPUs here cannot have (no peer access, too few
+        hardware queues, a library without CUDA) leaves its groups on stock, HSDP's replicas of them too."""
+        made, refused = {}, {}
+        comms = {}
+        for pg, members in self._by_process_group(groups, reasons).items():
+            try:
+                made.update(self._make_groups(pg, members))
+                comms[pg] = self.comms[-1]
+            except TideError as error:
+                if members[0][0].device.type == "cpu" or error.code != code_of("TIDE_ERR_UNSUPPORTED"):
+                    raise
+                refused.update((group, str(error)) for group, _ in members)
+        if all(group.device.type == "cpu" for group, _ in groups):
+            return made, reasons
+        agreed = self._agree(groups, refused)
+        self._be_strict(groups, agreed)
+        for pg, members in self._by_process_group(groups, reasons).items():
+            stay = [member for member in members if agreed[member[0]] is None]
+            if pg in comms and len(stay) < len(members):
+                for group, _ in members:
+                    del made[group]
+                self.comms.remove(comms[pg])
+                comms[pg].destroy()
+                if stay:
+                    made.update(self._make_groups(pg, stay))
+        return made, agreed
+
     @staticmethod
     def _label(unit, group):
         name = ", ".join(name or "(root)" for name in unit.names)
@@ -162,8 +191,9 @@ class Installation:
             for unit in self.units
         ]
 
-    def _agree(self, groups):
-        """{group: why it stays on stock, or None}: one answer for all ranks of its mesh, HSDP's replicas included."""
+    def _agree(self, groups, refused):
+        """{group: why it stays on stock, or None}: one answer for all ranks of its mesh, HSDP's replicas included.
+        refused: {group: reason} of those whose communicator could not be made."""
         disabled = "TIDE_DISABLE is set" if os.environ.get("TIDE_DISABLE", "0") not in ("", "0") else None
         mine = {}
         for group, name in groups:
@@ -173,7 +203,7 @@ class Installation:
                     f"install: {name} holds a gradient that has not been reduced: install between steps",
                     code_of("TIDE_ERR_STATE"),
                 )
-            mine[group] = disabled or support.group_reason(group)
+            mine[group] = disabled or refused.get(group) or support.group_reason(group)
         for kind in (FSDPMeshInfo, HSDPMeshInfo):
             process_groups = {}
             for group, name in groups:
@@ -200,12 +230,13 @@ class Installation:
         return mine
 
     def _by_process_group(self, groups, reasons):
-        """{(ranks, process group): groups on TIDE, in order}: one communicator for each distinct set of ranks."""
+        """{process group: groups on TIDE, in order}: one communicator for each distinct set of ranks and kind of
+        device."""
         result, known = {}, {}
         for group, name in groups:
             if reasons[group] is None:
                 pg = group.mesh_info.shard_process_group
-                key = known.setdefault(tuple(dist.get_process_group_ranks(pg)), pg)
+                key = known.setdefault((group.device.type, *dist.get_process_group_ranks(pg)), pg)
                 result.setdefault(key, []).append((group, name))
         return result
 
@@ -221,15 +252,27 @@ class Installation:
             self.landing[group] = (
                 f"ring slot {ring.index(group) % slots}" if group in ring else f"private: {why[group]}"
             )
+        fabric, device = tide_comm.FABRIC_HOST, 0
+        if groups[0].device.type == "cuda":
+            index = groups[0].device.index
+            fabric, device = tide_comm.FABRIC_CUDA, torch.cuda.current_device() if index is None else index
         comm = tide_comm.Comm(
             process_group.rank(),
             len(ranks),
             _exchange_bytes(process_group),
             node_size=_local_size(ranks, self.node_size),
             options={**self.options, "ring_slots": slots},
+            fabric=fabric,
+            device=device,
         )
         self.comms.append(comm)
-        return dict(zip(groups, zip(comm.create_groups(specs), specs)))
+        try:
+            made = comm.create_groups(specs)
+        except TideError:
+            self.comms.remove(comm)
+            comm.destroy()
+            raise
+        return dict(zip(groups, zip(made, specs)))
 
     # ---- between steps -----------------------------------------------------------------------------------------------
 
@@ -270,6 +313,8 @@ class Installation:
                 for p in group.fsdp_params:
                     p.__dict__.pop("_tide", None)
         self.bindings, self.landing = [], {}
+        for device in {group.device for unit in self.units for group in unit.groups if group.device.type == "cuda"}:
+            torch.cuda.synchronize(device)  # torch's kernels may still read landings and shards
         self._destroy_comms()
 
     def _destroy_comms(self):

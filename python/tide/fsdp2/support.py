@@ -3,6 +3,7 @@ of them."""
 
 import functools
 import inspect
+import os
 
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
@@ -91,6 +92,33 @@ def reduce_dtype(group, grad_dtype):
     )
 
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def ask_for_connections():
+    """CUDA reads the variable when it starts. Unset, it gives 8 hardware queues, and a stream that waits for a peer
+    holds up whatever shares its queue. Returns why it is too late; None when it is not."""
+    if CONNECTIONS in os.environ:
+        return None
+    if torch.cuda.is_initialized():
+        return f"{CONNECTIONS} is unset and CUDA has started: set it to 32, or import tide.fsdp2 before CUDA is used"
+    os.environ[CONNECTIONS] = "32"
+    return None
+
+
+_too_late = ask_for_connections()
+
+
+def device_reason(kind):
+    """What keeps this kind of device from a fabric, seen without opening it. Comm creation has the rest: no peer access,
+    too few hardware queues."""
+    if kind not in ("cpu", "cuda"):
+        return f"device {kind}: there is a fabric for cpu and for cuda"
+    if kind == "cuda" and torch.version.cuda is None:
+        return "device cuda of a torch built without CUDA"
+    return _too_late if kind == "cuda" else None
+
+
 def _name(dtype):
     return str(dtype).removeprefix("torch.")
 
@@ -107,8 +135,8 @@ def group_reason(group):
     offload = isinstance(group.offload_policy, CPUOffloadPolicy)
     if offload and (group.device.type != "cpu" or group.offload_policy.pin_memory):
         return f"CPU offload on an accelerator ({group.device.type})"
-    if group.device.type != "cpu":
-        return f"device {group.device.type}: only the host fabric is built"
+    if reason := device_reason(group.device.type):
+        return reason
     if group._use_post_forward_mesh:
         size = group.post_forward_mesh_info.shard_mesh_size
         return f"reshard_after_forward={size}: resharding to a smaller mesh is not built"
