@@ -242,8 +242,10 @@ class Group:
         self.comm.check(lib.tide_group_dlpack(self._handle, kind, index, byref(managed)))
         return _capsule_new(managed, _CAPSULE_NAME, None)
 
-    def adopt(self, index, address, n_bytes):
-        self.comm.check(lib.tide_shard_adopt(self._handle, index, address, n_bytes, None), self.spec.name, "shard_adopt")
+    def adopt(self, index, address, n_bytes, stream=None):
+        self.comm.check(
+            lib.tide_shard_adopt(self._handle, index, address, n_bytes, stream), self.spec.name, "shard_adopt"
+        )
 
     def all_gather(self, shards=None, stream=None):
         """E  shards: addresses of the padded shards for INPUT_ARGUMENT."""

@@ -134,20 +134,19 @@ class Binding:
 
     def adopt(self):
         """Moves shards into the arena that are not there: at first, and after load_state_dict(assign=True) or
-        Module._apply."""
+        Module._apply. On the current stream, whose memory the old ones are; says whether there were any."""
+        before = self.counters.adopted
         for index, p in enumerate(self.params):
             data = p._sharded_param_data
             if data is self.shards[index] or data.is_meta:
                 continue
             self._expect(p, data)
             shard = self._tensor(tide_comm.TENSOR_SHARD, index)
-            if self.on_cuda:  # in the order of the stream that has written `data`, which the C call does not know
-                shard.copy_(data.detach())
-            else:
-                self.group.adopt(index, data.data_ptr(), data.numel() * data.element_size())
+            self.group.adopt(index, data.data_ptr(), data.numel() * data.element_size(), self.stream())
             _point_at(p, shard)
             self.shards[index] = shard
             self.counters.adopted += 1
+        return self.counters.adopted > before
 
     def _expect(self, p, data):
         if data.dtype != self.shard_dtype or data.numel() * self.ranks != self.landings[p._tide[1]].numel():
@@ -161,11 +160,13 @@ class Binding:
     def all_gather(self, all_gather_stream):
         """all_gather_stream: FSDP2's choice for this call (the current one for unshard(async_op=True))."""
         with _range("all_gather", self.name, self.counters.all_gathers):
-            return self._all_gather(all_gather_stream.cuda_stream if self.on_cuda else None)
+            return self._all_gather(all_gather_stream)
 
-    def _all_gather(self, stream):
+    def _all_gather(self, all_gather_stream):
+        stream = all_gather_stream.cuda_stream if self.on_cuda else None
         if self.adopts:
-            self.adopt()
+            if self.adopt() and self.on_cuda:
+                all_gather_stream.wait_stream(torch.cuda.current_stream(self.device))
             self._gather(stream)
         else:
             self.in_call = [p._sharded_param_data for p in self.params]
