@@ -1,511 +1,66 @@
-/* check.c - `tide check`: makes configurations from seeds, runs them, counts what was wrong. */
+/* check.c - `tide check`: runs configurations drawn from seeds, counts what was covered and what was wrong. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/check.h"
-#include "plan/plan.h"
 
-enum { DEFAULT_CALLS = 1000, DEFAULT_MODEL_CALLS = 20, MAX_RANKS = 24, CONFIG_CALLS = 24, DEADLINE_MS = 60000 };
-
-typedef struct dice { uint64_t state; } dice;
-
-static uint64_t roll(dice *d, uint64_t n) /* 0..n-1 */
-{
-    d->state = oracle_mix(d->state, 5, 5, 5, 5);
-    return (d->state >> 11) % n;
-}
-
-static bool chance(dice *d, uint64_t one_in)
-{
-    return roll(d, one_in) == 0;
-}
-
-/* ---- a random configuration -------------------------------------------------------------- */
-
-static uint32_t roll_ranks(dice *d, const uint8_t *table, size_t n, uint32_t most)
-{
-    uint32_t value;
-
-    do {
-        value = table[roll(d, n)];
-    } while (value > most && value > 1);
-    return value;
-}
-
-static void roll_topology(const cli *c, dice *d, tide_topology *t)
-{
-    static const uint8_t nodes[] = {1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 12}, local[] = {1, 1, 2, 2, 3, 4, 4, 5, 6, 8};
-    uint32_t most = chance(d, 8) ? MAX_RANKS : MAX_RANKS / 2;
-
-    t->nodes = (uint32_t)c->nodes;
-    t->local = (uint32_t)c->local;
-    if (!t->nodes)
-        t->nodes = roll_ranks(d, nodes, sizeof nodes, t->local ? most / t->local : most);
-    if (!t->local)
-        t->local = roll_ranks(d, local, sizeof local, most / t->nodes);
-}
-
-static void set_knob(const cli *c, tide_options *o, const char *name, int64_t value)
-{
-    tide_knob_info knob;
-
-    for (size_t i = 0; tide_knob_describe(i, &knob) == TIDE_OK; i++)
-        if (strcmp(knob.name, name) == 0 && !c->knob_given[i])
-            tide_options_set(o, name, value);
-}
-
-/* Knobs that the command line leaves open. Not every draw is a plan; the caller asks the planner and draws again. */
-static void roll_knobs(const cli *c, dice *d, const tide_topology *t, tide_options *o)
-{
-    *o = c->options;
-    set_knob(c, o, "deadline_ms", DEADLINE_MS);
-    set_knob(c, o, "mode", (int64_t)roll(d, 2));
-    if (chance(d, 2))
-        set_knob(c, o, "w_wave", 1 + (int64_t)roll(d, t->local));
-    if (chance(d, 2))
-        set_knob(c, o, "k", 1 + (int64_t)roll(d, t->nodes));
-    if (chance(d, 2))
-        set_knob(c, o, "n_part", 1 + (int64_t)roll(d, 4));
-    if (chance(d, 4))
-        set_knob(c, o, "n_par", 1 + (int64_t)roll(d, 2));
-    if (chance(d, 2))
-        set_knob(c, o, "n_out", 1 + (int64_t)roll(d, 2 * t->nodes));
-    if (chance(d, 2))
-        set_knob(c, o, "n_stg", 1 + (int64_t)roll(d, 4));
-    if (chance(d, 2))
-        set_knob(c, o, "chunk", 16 + (int64_t)roll(d, 200));
-    if (chance(d, 2))
-        set_knob(c, o, "n_ctx", 1 + (int64_t)roll(d, 5));
-    if (chance(d, 2))
-        set_knob(c, o, "ring_slots", 1 + (int64_t)roll(d, 3));
-    if (chance(d, 2))
-        set_knob(c, o, "head_bytes", 16 + (int64_t)roll(d, 2000));
-    if (chance(d, 6))
-        set_knob(c, o, "poison", 1);
-    if (chance(d, 3))
-        set_knob(c, o, "multicast", o->mode || o->poison ? 0 : (int64_t)roll(d, 2));
-}
-
-static bool roll_param(dice *d, uint32_t index, uint32_t n_ranks, uint64_t most, cli_shapes *s)
-{
-    int64_t dims[TIDE_MAX_DIMS];
-    int ndim = (int)roll(d, 5), shard_dim = 0;
-    uint64_t left = most;
-    char name[32];
-
-    for (int i = 0; i < ndim; i++) {
-        uint64_t limit = left < 1 ? 1 : left < 40 || i ? (left < 12 ? left : 12) : left / (ndim > 1 ? 4 : 1);
-        dims[i] = 1 + (int64_t)roll(d, limit);
-        left /= (uint64_t)dims[i];
-    }
-    if (ndim && chance(d, 40))
-        dims[roll(d, (uint64_t)ndim)] = 0;
-    if (ndim > 1 && chance(d, 4)) {
-        shard_dim = 1 + (int)roll(d, (uint64_t)ndim - 1);
-        dims[shard_dim] = (int64_t)(n_ranks * (1 + roll(d, 3)));
-    }
-    snprintf(name, sizeof name, "p%u", index);
-    return cli_shapes_add(s, name, ndim, dims, shard_dim);
-}
-
-static bool roll_group(dice *d, uint32_t n_ranks, check_group *g)
-{
-    const tide_group_desc init = TIDE_GROUP_DESC_INIT;
-    uint32_t n_params = chance(d, 10) ? 1 + (uint32_t)roll(d, 40) : 1 + (uint32_t)roll(d, 6);
-    uint64_t most = chance(d, 5) && n_ranks <= 8 ? 5000 : 300;
-
-    g->desc = init;
-    g->desc.dtype = chance(d, 8) ? TIDE_OPAQUE : (int)roll(d, 3);
-    g->desc.item_size = g->desc.dtype == TIDE_OPAQUE ? 1 + (uint32_t)roll(d, 9) : 0;
-    g->desc.shard_dtype = g->desc.dtype != TIDE_OPAQUE && chance(d, 3) ? (int)roll(d, 3) : g->desc.dtype;
-    g->cast = g->desc.shard_dtype != g->desc.dtype;
-    g->desc.input = g->cast || chance(d, 3) ? TIDE_INPUT_ARGUMENT : TIDE_INPUT_ADOPTED;
-    g->desc.grad_dtype = g->desc.dtype == TIDE_OPAQUE || chance(d, 8) ? TIDE_NONE : (int)roll(d, 3);
-    g->desc.landing = chance(d, 3) ? TIDE_LANDING_PRIVATE : TIDE_LANDING_RING;
-    g->shapes.dtype = g->desc.dtype;
-    g->shapes.item_size = g->desc.item_size;
-    for (uint32_t p = 0; p < n_params; p++)
-        if (!roll_param(d, p, n_ranks, most, &g->shapes))
-            return false;
-    g->desc.n_params = g->shapes.n_params;
-    g->desc.params = g->shapes.params;
-    return true;
-}
-
-/* The user's group, `--groups` times. */
-static int given_groups(const cli *c, check_config *config)
-{
-    for (uint32_t i = 0; i < config->n_groups; i++) {
-        check_group *g = &config->groups[i];
-        int code = cli_shapes_load(c, &g->shapes);
-        if (code == CLI_OK)
-            code = cli_shapes_desc(c, &g->shapes, &g->desc);
-        if (code != CLI_OK)
-            return code;
-        g->cast = g->desc.shard_dtype != g->desc.dtype;
-    }
-    return CLI_OK;
-}
-
-static int plan_config(check_config *config, tide_plan **plan)
-{
-    tide_group_desc *descs = calloc(config->n_groups, sizeof *descs);
-    int status = descs ? TIDE_OK : TIDE_ERR_MEMORY;
-
-    for (uint32_t i = 0; descs && i < config->n_groups; i++)
-        descs[i] = config->groups[i].desc;
-    if (status == TIDE_OK)
-        status = tide_plan_create(&config->topology, descs, config->n_groups, &config->options, plan);
-    free(descs);
-    return status;
-}
-
-/* What the actions must respect, and what the histogram counts. */
-static void note_plan(check_config *config, const tide_plan *plan)
-{
-    const tide_options *o = &config->options;
-    uint32_t ring = 0;
-
-    config->w_wave = (uint32_t)plan->options.w_wave;
-    config->n_part = plan->rs.n_part;
-    config->n_waves = plan->rs.n_waves ? plan->rs.n_waves : 1;
-    config->partial = plan->rs.n_out < plan->rs.n_blocks;
-    for (uint32_t g = 0; g < plan->rs.n_waves * plan->rs.n_part; g++)
-        for (uint32_t j = 0; j < plan->rs.local; j++)
-            config->stale |= plan_rs_stale_mask(&plan->rs, g, j) != 0;
-    config->node_landing = o->multicast == 1 || (o->multicast == TIDE_AUTO && !o->mode && !o->poison);
-    config->n_slots = 0;
-    for (uint32_t i = 0; i < config->n_groups; i++) {
-        if (config->groups[i].desc.landing == TIDE_LANDING_RING)
-            config->groups[i].slot = ring++ % (uint32_t)o->ring_slots;
-        if (config->groups[i].desc.landing == TIDE_LANDING_RING && config->groups[i].slot >= config->n_slots)
-            config->n_slots = config->groups[i].slot + 1;
-    }
-    for (uint32_t i = 0; i < config->n_groups; i++)
-        if (config->groups[i].desc.landing == TIDE_LANDING_PRIVATE)
-            config->groups[i].slot = config->n_slots++;
-}
-
-/* ---- a random sequence of actions -------------------------------------------------------- */
-
-enum gather_state { IDLE, GATHERED, SEEN };
-typedef struct script {
-    check_config *config;
-    dice *d;
-    uint8_t *state;          /* by group */
-    uint32_t *gather;        /* by group: call of its gather */
-    bool *taken;             /* by slot */
-    int64_t unsent;          /* call whose NET has not been enqueued, or -1 */
-    uint32_t *open, n_open;  /* reduce-scatters whose output has not been compared */
-    bool *gone;              /* by call: its gradients are overwritten */
-    bool failed;
-} script;
-
-static void emit(script *s, int kind, uint32_t group, uint32_t call)
-{
-    check_config *config = s->config;
-
-    if (config->n_actions == config->cap_actions) {
-        uint32_t cap = config->cap_actions ? 2 * config->cap_actions : 64;
-        check_action *grown = realloc(config->actions, cap * sizeof *grown);
-        if (!grown) {
-            s->failed = true;
-            return;
-        }
-        config->actions = grown;
-        config->cap_actions = cap;
-    }
-    config->actions[config->n_actions++] =
-        (check_action){(uint8_t)kind, group, call, oracle_mix(config->seed, 6, config->n_actions, 0, 0)};
-}
-
-static uint32_t new_call(script *s, bool reduce, uint32_t group)
-{
-    check_config *config = s->config;
-    check_call *call = &config->calls[config->n_calls];
-
-    call->reduce = reduce;
-    call->group = group;
-    call->key = oracle_mix(config->seed, 8, config->n_calls, 0, 0);
-    return config->n_calls++;
-}
-
-static void emit_gather(script *s, uint32_t group)
-{
-    check_group *g = &s->config->groups[group];
-    uint32_t call = new_call(s, false, group);
-
-    if (g->desc.input == TIDE_INPUT_ADOPTED && chance(s->d, 6))
-        emit(s, ACT_ADOPT, group, call);
-    emit(s, ACT_GATHER, group, call);
-    s->state[group] = GATHERED;
-    s->gather[group] = call;
-    s->taken[g->slot] = true;
-}
-
-static void leave_slot(script *s, uint32_t group)
-{
-    s->state[group] = IDLE;
-    s->taken[s->config->groups[group].slot] = false;
-}
-
-/* A reduce-scatter of random inputs; mode 1 goes through the slot that the group still holds. */
-static void emit_reduce(script *s, uint32_t group, int mode)
-{
-    check_config *config = s->config;
-    const check_group *g = &config->groups[group];
-    static const float alphas[] = {1.0f, 0.5f, 0.25f, 1.0f / 3.0f, -1.0f};
-    uint32_t index = new_call(s, true, group);
-    check_call *call = &config->calls[index];
-
-    call->mode = mode;
-    call->grad_dtype = chance(s->d, 4) ? (int)roll(s->d, 3) : g->desc.grad_dtype;
-    if (mode == 1 && oracle_item(call->grad_dtype, 0) > oracle_item(g->desc.dtype, g->desc.item_size))
-        call->grad_dtype = g->desc.dtype;
-    call->kind = (int)roll(s->d, VALUES_KINDS);
-    call->alpha = alphas[roll(s->d, sizeof alphas / sizeof alphas[0])];
-    call->accumulate = chance(s->d, 2);
-    call->present = malloc(g->shapes.n_params);
-    if (!call->present) {
-        s->failed = true;
-        return;
-    }
-    memset(call->present, 1, g->shapes.n_params);
-    for (uint32_t p = 0; g->shapes.n_params > 1 && call->key % 3 == 0 && p < g->shapes.n_params; p++)
-        if (chance(s->d, 3) && p != call->key / 3 % g->shapes.n_params) {
-            call->present[p] = 0;
-            call->subset = true;
-        }
-    if (mode == 1)
-        emit(s, ACT_STASH, group, index);
-    else if (chance(s->d, 2)) {
-        emit(s, ACT_BOTH, group, index);
-        s->open[s->n_open++] = index;
-        return;
-    }
-    emit(s, ACT_READ, group, index);
-    s->unsent = index;
-    s->open[s->n_open++] = index;
-    if (mode == 1 && !config->partial)
-        leave_slot(s, group);
-}
-
-static void emit_net(script *s)
-{
-    uint32_t index = (uint32_t)s->unsent;
-    const check_call *call = &s->config->calls[index];
-
-    emit(s, ACT_NET, call->group, index);
-    if (call->mode == 1 && s->config->partial) /* the slot's reads end in the network phase */
-        leave_slot(s, call->group);
-    s->unsent = -1;
-}
-
-static void emit_sums(script *s, uint32_t which)
-{
-    uint32_t index = s->open[which];
-
-    emit(s, ACT_SUMS, s->config->calls[index].group, index);
-    s->open[which] = s->open[--s->n_open];
-}
-
-static void emit_gone(script *s, uint32_t index)
-{
-    if (s->gone[index] || s->config->calls[index].mode == 1)
-        return;
-    emit(s, ACT_GONE, s->config->calls[index].group, index);
-    s->gone[index] = true;
-}
-
-static bool can_stash(const script *s, uint32_t group)
-{
-    const check_group *g = &s->config->groups[group];
-    return s->unsent < 0 && !s->config->node_landing && g->desc.grad_dtype != TIDE_NONE &&
-           oracle_item(g->desc.grad_dtype, 0) <= oracle_item(g->desc.dtype, g->desc.item_size);
-}
-
-static bool held_by_unsent(const script *s, uint32_t group)
-{
-    return s->unsent >= 0 && s->config->partial && s->config->calls[s->unsent].mode == 1 &&
-           s->config->calls[s->unsent].group == group;
-}
-
-static void step(script *s)
-{
-    check_config *config = s->config;
-    uint32_t group = (uint32_t)roll(s->d, config->n_groups), which;
-    const check_group *g = &config->groups[group];
-    bool unsent;
-
-    switch (roll(s->d, 6)) {
-    case 0:
-    case 1:
-        if (s->state[group] == IDLE && !s->taken[g->slot]) {
-            emit_gather(s, group);
-        } else if (s->state[group] == GATHERED) {
-            emit(s, ACT_LOOK, group, s->gather[group]);
-            s->state[group] = SEEN;
-        }
-        break;
-    case 2:
-        if (s->state[group] != SEEN || held_by_unsent(s, group))
-            break;
-        if (can_stash(s, group) && roll(s->d, 3)) {
-            emit_reduce(s, group, 1);
-        } else {
-            emit(s, ACT_RELEASE, group, s->gather[group]);
-            leave_slot(s, group);
-        }
-        break;
-    case 3:
-        if (s->unsent < 0 && g->desc.grad_dtype != TIDE_NONE)
-            emit_reduce(s, group, 0);
-        break;
-    case 4:
-        if (s->unsent >= 0)
-            emit_net(s);
-        break;
-    default:
-        if (!s->n_open)
-            break;
-        which = (uint32_t)roll(s->d, s->n_open);
-        unsent = s->unsent >= 0 && config->calls[s->unsent].group == config->calls[s->open[which]].group;
-        if (chance(s->d, 2)) {
-            if (!unsent || !config->partial)
-                emit_gone(s, s->open[which]);
-        } else if (!unsent) { /* a wait is for the group's latest call */
-            emit_sums(s, which);
-        }
-    }
-}
-
-static bool write_script(check_config *config, dice *d, uint32_t want)
-{
-    script s = {.config = config, .d = d, .unsent = -1};
-    bool ok = false;
-
-    config->calls = calloc(want + 1, sizeof *config->calls);
-    s.state = calloc(config->n_groups, sizeof *s.state);
-    s.gather = calloc(config->n_groups, sizeof *s.gather);
-    s.taken = calloc(config->n_slots, sizeof *s.taken);
-    s.open = calloc(want + 1, sizeof *s.open);
-    s.gone = calloc(want + 1, sizeof *s.gone);
-    if (!config->calls || !s.state || !s.gather || !s.taken || !s.open || !s.gone)
-        goto out;
-    for (uint32_t g = 0; g < config->n_groups; g++)
-        if (config->groups[g].desc.input == TIDE_INPUT_ADOPTED)
-            emit(&s, ACT_ADOPT, g, 0);
-    while (config->n_calls < want && !s.failed)
-        step(&s);
-    if (s.unsent >= 0)
-        emit_net(&s);
-    while (s.n_open)
-        emit_sums(&s, 0);
-    for (uint32_t g = 0; g < config->n_groups; g++) {
-        if (s.state[g] == GATHERED)
-            emit(&s, ACT_LOOK, g, s.gather[g]);
-        if (s.state[g] != IDLE)
-            emit(&s, ACT_RELEASE, g, s.gather[g]);
-    }
-    ok = !s.failed;
-out:
-    free(s.gone);
-    free(s.open);
-    free(s.taken);
-    free(s.gather);
-    free(s.state);
-    return ok;
-}
-
-static void clear_config(check_config *config)
-{
-    for (uint32_t i = 0; i < config->n_calls; i++)
-        free(config->calls[i].present);
-    for (uint32_t i = 0; config->groups && i < config->n_groups; i++)
-        cli_shapes_clear(&config->groups[i].shapes);
-    free(config->calls);
-    free(config->actions);
-    free(config->groups);
-    memset(config, 0, sizeof *config);
-}
-
-/* Everything about a configuration follows from its seed and the command line. */
-static int make_config(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t most_calls,
-                       check_config *config)
-{
-    bool given = c->model || c->shapes;
-    dice d = {oracle_mix(seed, 9, 0, 0, 0)};
-    tide_plan *plan = NULL;
-    uint32_t calls = 6 + (uint32_t)roll(&d, CONFIG_CALLS - 5);
-    int status = TIDE_ERR_ARGUMENT, code;
-
-    memset(config, 0, sizeof *config);
-    config->seed = seed;
-    config->fabric = fabric;
-    config->procs = c->procs;
-    config->topology = (tide_topology)TIDE_TOPOLOGY_INIT;
-    config->jitter = chance(&d, 2);
-    if (given) {
-        config->topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
-        config->topology.local = c->local ? (uint32_t)c->local : 4;
-        config->n_groups = c->groups ? (uint32_t)c->groups : 1;
-        calls = most_calls;
-    } else {
-        roll_topology(c, &d, &config->topology);
-        config->n_groups = 1 + (uint32_t)roll(&d, 4);
-    }
-    config->groups = calloc(config->n_groups, sizeof *config->groups);
-    if (!config->groups)
-        return cli_fail(c, "out of memory");
-    if (given) {
-        code = given_groups(c, config);
-        if (code != CLI_OK)
-            return code;
-        config->options = c->options;
-        set_knob(c, &config->options, "deadline_ms", DEADLINE_MS);
-        status = plan_config(config, &plan);
-    } else {
-        for (uint32_t g = 0; g < config->n_groups; g++)
-            if (!roll_group(&d, config->topology.nodes * config->topology.local, &config->groups[g]))
-                return cli_fail(c, "out of memory");
-        for (int tries = 0; tries < 40 && (status == TIDE_ERR_ARGUMENT || status == TIDE_ERR_UNSUPPORTED); tries++) {
-            roll_knobs(c, &d, &config->topology, &config->options);
-            status = plan_config(config, &plan);
-        }
-    }
-    if (status != TIDE_OK)
-        return cli_fail_library(c);
-    note_plan(config, plan);
-    tide_plan_destroy(plan);
-    return write_script(config, &d, calls < most_calls ? calls : most_calls) ? CLI_OK : cli_fail(c, "out of memory");
-}
+/* The default number of calls of drawn configurations is that in which every bucket of the histogram gets ENOUGH. */
+enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, ENOUGH = 100 };
 
 /* ---- running and counting ---------------------------------------------------------------- */
 
 /* How many collectives ran under what. */
-enum { BY_NODES, BY_LOCAL, BY_WAVES, BY_PASSES, BY_OUTBOX, BY_STALE, BY_MASK, BY_MODE, BY_KINDS };
-static const char *const by_name[BY_KINDS] = {"nodes",          "local",        "waves", "passes",
-                                              "partial_outbox", "stale_blocks", "masks", "slot_reuse"};
+enum {
+    BY_NODES, BY_LOCAL, BY_WAVES, BY_PASSES, BY_OUTBOX, BY_STALE, BY_MASK, BY_MODE, BY_VALUES, BY_PROCS, BY_ORDER,
+    BY_DELAY, BY_SLOW, BY_AGAIN, BY_KINDS
+};
+static const uint8_t no_yes[] = {0, 1, CHECK_END}, values[] = {0, 1, 2, 3, CHECK_END};
+static const uint8_t waves[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, CHECK_END}, passes[] = {1, 2, 3, 4, CHECK_END};
+static const struct {
+    const char *name;
+    const uint8_t *buckets; /* those that a long run fills */
+} rows[BY_KINDS] = {
+    {"nodes", check_nodes},
+    {"local", check_local},
+    {"waves", waves},
+    {"passes", passes},
+    {"partial_outbox", no_yes},
+    {"stale_blocks", no_yes},
+    {"masks", no_yes},
+    {"slot_reuse", no_yes},
+    {"values", values}, /* enum oracle_values */
+    {"processes", no_yes},
+    {"stream_order", no_yes},
+    {"rail_delay", no_yes},
+    {"slow_rank", no_yes},
+    {"run_again", no_yes},
+};
 typedef struct tally {
     uint64_t calls, gathers, wrong, configs;
     uint64_t results; /* digest over the results of all calls */
     uint64_t by[BY_KINDS][TIDE_MAX_NODES + 1];
 } tally;
 
-static void count_config(tally *t, const check_config *config)
+static void count_config(tally *t, const check_config *config, const check_shared *shared)
 {
     uint32_t n = config->topology.nodes * config->topology.local;
+    const check_run *run = &config->runs[0];
 
     t->configs++;
     for (size_t i = 0; i < (size_t)config->n_calls * n; i++)
-        t->results = oracle_mix(t->results, config->shared->results[i], i, config->seed, 0);
+        t->results = oracle_mix(t->results, shared->results[i], i, config->seed, 0);
     for (uint32_t i = 0; i < config->n_calls; i++) {
         const check_call *call = &config->calls[i];
         t->calls++;
         t->gathers += !call->reduce;
-        t->wrong += config->shared->wrong[i] != 0;
+        t->wrong += shared->wrong[i] != 0;
         t->by[BY_NODES][config->topology.nodes]++;
         t->by[BY_LOCAL][config->topology.local]++;
+        t->by[BY_PROCS][run->procs]++;
+        t->by[BY_ORDER][run->trouble.shuffle_streams]++;
+        t->by[BY_DELAY][run->trouble.rail_delay_us > 0 && config->topology.nodes > 1]++;
+        t->by[BY_SLOW][run->slow >= 0]++;
+        t->by[BY_AGAIN][config->n_runs > 1]++;
         if (!call->reduce)
             continue;
         t->by[BY_WAVES][config->n_waves]++;
@@ -514,66 +69,161 @@ static void count_config(tally *t, const check_config *config)
         t->by[BY_STALE][config->stale]++;
         t->by[BY_MASK][call->subset]++;
         t->by[BY_MODE][call->mode]++;
+        t->by[BY_VALUES][call->kind]++;
     }
 }
 
-/* Runs one configuration. CLI_WRONG: something was wrong, with its first sentence in `text`. */
+/* Which run it was, when there are two: what is different from the first. */
+static void describe_run(const check_config *config, const check_run *run, char *text, size_t bytes)
+{
+    const tide_options *first = &config->runs[0].options;
+    size_t n;
+
+    text[0] = '\0';
+    if (run == &config->runs[0])
+        return;
+    n = (size_t)snprintf(text, bytes, "again on %s%s", run->fabric->name, run->in_place ? ", in place" : "");
+#define TIDE_X(name, dflt, lo, hi, help)                                                                       \
+    if (run->options.name != first->name && n < bytes)                                                         \
+        n += (size_t)snprintf(text + n, bytes - n, ", %s %lld", #name, (long long)run->options.name);
+    TIDE_KNOBS(TIDE_X)
+#undef TIDE_X
+    if (n < bytes)
+        snprintf(text + n, bytes - n, ": ");
+}
+
+/* CLI_WRONG: something was wrong, with its first sentence in `text`. */
+static int run_once(check_config *config, const check_run *run, check_shared *shared, char *text, size_t text_bytes)
+{
+    uint32_t n = config->topology.nodes * config->topology.local;
+    const check_report *first = NULL;
+    char what[400], which[200];
+    int result;
+
+    config->run = run;
+    config->shared = shared;
+    memset(shared->reports, 0, n * sizeof *shared->reports);
+    result = ranks_run(n, run->procs, check_rank, config, what, sizeof what);
+    config->shared = NULL;
+    for (uint32_t r = 0; r < n; r++)
+        if (shared->reports[r].text[0] && (!first || shared->reports[r].when < first->when))
+            first = &shared->reports[r];
+    if (first && !what[0])
+        snprintf(what, sizeof what, "%s", first->text);
+    if (result && !what[0])
+        snprintf(what, sizeof what, "a rank ended with %d", result);
+    if (result) { /* whatever came after the failure was never compared */
+        bool any = false;
+        for (uint32_t i = 0; i < config->n_calls; i++)
+            any = any || shared->wrong[i];
+        for (uint32_t i = 0, failed = !any; i < config->n_calls; i++)
+            shared->wrong[i] = failed = failed || shared->wrong[i];
+    }
+    if (!what[0])
+        return CLI_OK;
+    describe_run(config, run, which, sizeof which);
+    snprintf(text, text_bytes, "%s%s", which, what);
+    return CLI_WRONG;
+}
+
+/* Both runs gave every rank the same bytes. */
+static int compare_runs(const check_config *config, const check_shared *a, const check_shared *b, char *text,
+                        size_t text_bytes)
+{
+    uint32_t n = config->topology.nodes * config->topology.local;
+    int code = CLI_OK;
+    char which[200];
+
+    for (uint32_t i = 0; i < config->n_calls; i++) {
+        for (uint32_t r = 0; r < n; r++) {
+            if (a->results[(size_t)i * n + r] == b->results[(size_t)i * n + r])
+                continue;
+            a->wrong[i] = 1;
+            if (code == CLI_OK) {
+                describe_run(config, &config->runs[1], which, sizeof which);
+                snprintf(text, text_bytes, "%srank %u: call %u (%s of group %u): other bytes than in the first run",
+                         which, r, i + 1, config->calls[i].reduce ? "reduce_scatter" : "all_gather",
+                         config->calls[i].group);
+            }
+            code = CLI_WRONG;
+        }
+    }
+    return code;
+}
+
+/* CLI_WRONG: something was wrong, with its first sentence in `text`. */
 static int run_config(const cli *c, check_config *config, tally *t, char *text, size_t text_bytes)
 {
     uint32_t n = config->topology.nodes * config->topology.local;
     size_t report_bytes = n * sizeof(check_report), wrong_bytes = config->n_calls;
     size_t result_bytes = (size_t)n * config->n_calls * sizeof(uint64_t);
     check_shared shared = {ranks_alloc(report_bytes), ranks_alloc(wrong_bytes), ranks_alloc(result_bytes)};
-    const check_report *first = NULL;
-    int code = CLI_OK, result;
+    check_shared again = {shared.reports, shared.wrong, ranks_alloc(result_bytes)};
+    int code = CLI_OK;
 
-    text[0] = '\0';
-    if (!shared.reports || !shared.wrong || !shared.results) {
+    if (!shared.reports || !shared.wrong || !shared.results || !again.results) {
         code = cli_fail(c, "out of memory");
         goto out;
     }
-    config->shared = &shared;
-    result = ranks_run(n, config->procs, check_rank, config, text, text_bytes);
-    for (uint32_t r = 0; r < n; r++)
-        if (shared.reports[r].text[0] && (!first || shared.reports[r].when < first->when))
-            first = &shared.reports[r];
-    if (first && !text[0])
-        snprintf(text, text_bytes, "%s", first->text);
-    if (result && !text[0])
-        snprintf(text, text_bytes, "a rank ended with %d", result);
-    if (result) { /* whatever came after the failure was never compared */
-        bool any = false;
-        for (uint32_t i = 0; i < config->n_calls; i++)
-            any = any || shared.wrong[i];
-        for (uint32_t i = 0, failed = !any; i < config->n_calls; i++)
-            shared.wrong[i] = failed = failed || shared.wrong[i];
-    }
-    count_config(t, config);
-    config->shared = NULL;
-    if (text[0])
-        code = CLI_WRONG;
+    code = run_once(config, &config->runs[0], &shared, text, text_bytes);
+    if (code == CLI_OK && config->n_runs > 1)
+        code = run_once(config, &config->runs[1], &again, text, text_bytes);
+    if (code == CLI_OK && config->n_runs > 1)
+        code = compare_runs(config, &shared, &again, text, text_bytes);
+    count_config(t, config, &shared);
 out:
-    ranks_free(shared.reports, report_bytes);
-    ranks_free(shared.wrong, wrong_bytes);
+    ranks_free(again.results, result_bytes);
     ranks_free(shared.results, result_bytes);
+    ranks_free(shared.wrong, wrong_bytes);
+    ranks_free(shared.reports, report_bytes);
     return code;
 }
 
-static void print_tally(const tally *t)
+/* ---- saying it --------------------------------------------------------------------------- */
+
+/* Calls `say` for each bucket that a long run fills and this one has not. Their number. */
+static uint32_t each_short(const tally *t,
+                           void (*say)(const char *row, uint32_t bucket, uint64_t count, uint32_t index))
+{
+    uint32_t n = 0;
+
+    for (int k = 0; k < BY_KINDS; k++)
+        for (const uint8_t *v = rows[k].buckets; *v != CHECK_END; v++)
+            if (t->by[k][*v] < ENOUGH)
+                say(rows[k].name, *v, t->by[k][*v], n++);
+    return n;
+}
+
+static void say_short(const char *row, uint32_t bucket, uint64_t count, uint32_t index)
+{
+    printf("%s%s %u:%llu", index ? ", " : "", row, bucket, (unsigned long long)count);
+}
+
+static void say_short_json(const char *row, uint32_t bucket, uint64_t count, uint32_t index)
+{
+    printf("%s{\"row\": \"%s\", \"bucket\": %u, \"calls\": %llu}", index ? ", " : "", row, bucket,
+           (unsigned long long)count);
+}
+
+static void print_tally(const tally *t, bool drawn)
 {
     printf("%llu configurations: %llu all_gather, %llu reduce_scatter\n", (unsigned long long)t->configs,
            (unsigned long long)t->gathers, (unsigned long long)(t->calls - t->gathers));
     for (int k = 0; k < BY_KINDS; k++) {
-        printf("  %-15s", by_name[k]);
+        printf("  %-15s", rows[k].name);
         for (uint32_t v = 0; v <= TIDE_MAX_NODES; v++)
             if (t->by[k][v])
                 printf(" %u:%llu", v, (unsigned long long)t->by[k][v]);
         printf("\n");
     }
+    if (drawn) {
+        printf("  below %-9d ", ENOUGH);
+        printf("%s\n", each_short(t, say_short) ? "" : "none");
+    }
     printf("  %-15s 0x%016llx\n", "results", (unsigned long long)t->results);
 }
 
-static void print_tally_json(const cli *c, const tally *t)
+static void print_tally_json(const cli *c, const tally *t, bool drawn)
 {
     printf("{\"schema\": 1, \"seed\": %lld, \"calls\": %llu, \"wrong\": %llu, \"configurations\": %llu, "
            "\"all_gathers\": %llu, \"reduce_scatters\": %llu, \"results\": \"0x%016llx\", \"histogram\": {",
@@ -582,7 +232,7 @@ static void print_tally_json(const cli *c, const tally *t)
            (unsigned long long)t->results);
     for (int k = 0; k < BY_KINDS; k++) {
         bool first = true;
-        printf("%s\"%s\": {", k ? ", " : "", by_name[k]);
+        printf("%s\"%s\": {", k ? ", " : "", rows[k].name);
         for (uint32_t v = 0; v <= TIDE_MAX_NODES; v++) {
             if (!t->by[k][v])
                 continue;
@@ -591,7 +241,20 @@ static void print_tally_json(const cli *c, const tally *t)
         }
         printf("}");
     }
-    printf("}}\n");
+    printf("}, \"enough\": %d, \"below\": [", ENOUGH);
+    if (drawn)
+        each_short(t, say_short_json);
+    printf("]}\n");
+}
+
+/* Everything is drawn: then a long run fills every bucket. */
+static bool all_drawn(const cli *c)
+{
+    bool drawn = !c->model && !c->shapes && !c->nodes && !c->local && !c->threads && !c->procs;
+
+    for (size_t i = 0; i < CLI_MAX_KNOBS; i++)
+        drawn = drawn && !c->knob_given[i];
+    return drawn;
 }
 
 int cli_check(const cli *c)
@@ -614,9 +277,9 @@ int cli_check(const cli *c)
         return cli_fail(c, "out of memory");
     while (done < want && code != CLI_BAD) {
         check_config config;
-        char text[512];
+        char text[640];
         uint64_t left = want - done;
-        int one = make_config(c, fabric, seed, left < UINT32_MAX / 2 ? (uint32_t)left : UINT32_MAX / 2, &config);
+        int one = check_draw(c, fabric, seed, left < UINT32_MAX / 2 ? (uint32_t)left : UINT32_MAX / 2, &config);
 
         if (one == CLI_OK)
             one = run_config(c, &config, t, text, sizeof text);
@@ -626,13 +289,13 @@ int cli_check(const cli *c)
         if (one > code)
             code = one;
         done += config.n_calls;
-        clear_config(&config);
+        check_clear(&config);
         seed++;
     }
     if (code != CLI_BAD && c->json) {
-        print_tally_json(c, t);
+        print_tally_json(c, t, all_drawn(c));
     } else if (code != CLI_BAD) {
-        print_tally(t);
+        print_tally(t, all_drawn(c));
         printf("check: %llu calls, %llu wrong\n", (unsigned long long)t->calls, (unsigned long long)t->wrong);
     }
     free(t);

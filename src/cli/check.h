@@ -1,6 +1,6 @@
 /*
  * check.h - `tide check`: a configuration is data (topology, knobs, groups, a list of actions), made from a seed by
- * check.c and carried out by every rank in check_run.c.
+ * check_draw.c, carried out once or twice by every rank in check_run.c, compared and counted by check.c.
  */
 #ifndef TIDE_CLI_CHECK_H
 #define TIDE_CLI_CHECK_H
@@ -47,12 +47,23 @@ typedef struct check_group {
     uint32_t slot; /* ring groups take slots in array order, private ones follow */
 } check_group;
 
+/* How the actions are carried out. All runs of a configuration give the same bytes. */
+typedef struct check_run {
+    const cli_fabric *fabric;
+    tide_options options;
+    bool procs;
+    bool in_place; /* Slot-Reuse calls are made In-Place */
+    bool pauses;   /* each rank pauses before some actions */
+    int64_t slow;  /* a rank that pauses before every action; -1: none */
+    cli_trouble trouble;
+} check_run;
+
 typedef struct check_config {
     uint64_t seed;
-    const cli_fabric *fabric;
     tide_topology topology;
-    tide_options options;
-    bool procs, jitter;
+    check_run runs[2];
+    uint32_t n_runs;
+    const check_run *run; /* the one under way */
     uint32_t w_wave;
     uint32_t n_waves, n_part;
     bool partial, stale, node_landing;
@@ -76,6 +87,14 @@ typedef struct check_shared {
     uint8_t *wrong;        /* one a call */
     uint64_t *results;     /* n_calls x n_ranks: digest of the bytes that a call gave a rank, every NaN the same */
 } check_shared;
+
+/* check_draw.c: what is drawn; ends with CHECK_END. */
+enum { CHECK_END = 255 };
+extern const uint8_t check_nodes[], check_local[];
+/* Everything about a configuration follows from its seed and the command line. CLI_OK or CLI_BAD; clear it in any
+ * case. The second run, if there is one, is on `fabric`; the first, and only, one on the first of cli_fabrics. */
+int check_draw(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t most_calls, check_config *config);
+void check_clear(check_config *config);
 
 /* check_run.c: a rank's part; start->job is the check_config. */
 int check_rank(const rank_start *start);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/fabric.h"
+#include "comm/comm.h"
 
 /* ---- host: a stream is the calling thread, device memory is memory ------------------------- */
 
@@ -41,10 +42,21 @@ static int host_copy(cli_device *d, void *to, const void *from, size_t bytes)
     return TIDE_OK;
 }
 
+static void host_trouble(tide_comm *comm, const cli_trouble *t)
+{
+    fab_inject inject = {.seed = t->seed, .delay_us = t->rail_delay_us};
+
+    if (t->shuffle_streams)
+        fab_host_set_seed(comm->device, t->seed + comm->open.rank);
+    if (t->rail_delay_us)
+        fab_host_inject(comm->device, &inject);
+}
+
 /* ---- the table ----------------------------------------------------------------------------- */
 
 const cli_fabric cli_fabrics[] = {
-    {"host", TIDE_FABRIC_HOST, true, host_open, host_close, host_alloc, host_release, host_copy, host_copy},
+    {"host", TIDE_FABRIC_HOST, true, host_open, host_close, host_alloc, host_release, host_copy, host_copy,
+     host_trouble},
 };
 const size_t cli_n_fabrics = sizeof cli_fabrics / sizeof cli_fabrics[0];
 

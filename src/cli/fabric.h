@@ -17,6 +17,13 @@ typedef struct cli_device {
     void *own;    /* the fabric's */
 } cli_device;
 
+/* What a fabric can do by a seed to make a run hard; nothing of it may show in the bytes. */
+typedef struct cli_trouble {
+    uint64_t seed;
+    bool shuffle_streams;   /* the next stream to run is drawn among those that can */
+    uint32_t rail_delay_us; /* each message of a rail waits up to this much, so that contexts overtake each other */
+} cli_trouble;
+
 /* The verbs that can fail return a TIDE_ERR code whose text is the library's last error. All are called in the rank's
  * thread. */
 struct cli_fabric {
@@ -27,10 +34,11 @@ struct cli_fabric {
     void (*close)(cli_device *d);                                /* after it */
     /* Memory that calls read inputs from and write outputs to, at least 64-byte aligned; NULL when there is none. */
     void *(*alloc)(cli_device *d, size_t bytes);
-    void (*release)(cli_device *d, void *p); /* NULL is fine */
+    void (*release)(cli_device *d, void *p); /* behind all that d->stream does; NULL is fine */
     /* Host bytes into device memory and back, behind all that d->stream waits for; done when they return. */
     int (*copy_in)(cli_device *d, void *to, const void *host, size_t bytes);
     int (*copy_out)(cli_device *d, void *host, const void *from, size_t bytes);
+    void (*trouble)(tide_comm *comm, const cli_trouble *t); /* before groups are created; NULL: none to be had */
 };
 
 extern const cli_fabric cli_fabrics[]; /* the first one is the reference */

@@ -22,6 +22,18 @@ def test_results_say_what_the_bytes_were(tide):
     assert first != results(tide, "--seed", 4)
 
 
+def test_histogram_says_what_is_missing(tide):
+    result = tide("check", "--seed", 11, "--calls", 200, "--json", timeout=300)
+    assert result.code == 0, result.out + result.err
+    rows, below = result.json["histogram"], result.json["below"]
+    assert sum(rows["nodes"].values()) == 200 and result.json["enough"] == 100
+    for row in ("processes", "stream_order", "rail_delay", "slow_rank", "run_again"):
+        assert set(rows[row]) == {"0", "1"}, row
+    assert {"row": "nodes", "bucket": 12, "calls": rows["nodes"].get("12", 0)} in below
+    assert all(rows[b["row"]].get(str(b["bucket"]), 0) == b["calls"] < 100 for b in below)
+    assert tide("check", "--nodes", 2, "--calls", 20, "--json").json["below"] == []
+
+
 @pytest.mark.parametrize("nodes, local", [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2), (2, 8)])
 def test_topologies(tide, nodes, local):
     result = tide("check", "--nodes", nodes, "--local", local, "--calls", 60, "--json", timeout=300)
