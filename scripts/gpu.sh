@@ -1,0 +1,95 @@
+#!/bin/sh
+# gpu.sh - everything that needs GPUs, part by part, each with a time limit of its own.
+#
+# usage: scripts/gpu.sh [PART...]      without PART: all of them, in this order
+#   build          the library and the command, kernels included where nvcc is found
+#   info           tide info
+#   driver-rules   what the driver must do, asked of the real one
+#   kernels        every kernel against its twin in C
+#   check          tide check --fabric cuda
+#   tests          tests/gpu: FSDP2 on TIDE against stock FSDP2
+#   ops overlap train   the benches; their numbers also as JSON
+#   demo           make demo
+# Environment: OUT (folder of logs, default gpu-out), PYTHON, LIMIT_<PART> (seconds, '-' as '_').
+#
+# A part that fails does not stop the next. Ends with a line a part; exit code 1 when one has failed.
+set -u
+cd "$(dirname -- "$0")/.."
+root=$(pwd)
+out=${OUT:-$root/gpu-out}
+mkdir -p "$out"
+python=${PYTHON:-python3}
+# A hardware queue for every stream; no multicast, in nobody's library: a host's GPUs are shared.
+export CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+export PYTHONUNBUFFERED=1 PYTHON="$python" TIDE_BUILD="${TIDE_BUILD:-$root/build}"
+export PYTHONPATH="$root/python${PYTHONPATH:+:$PYTHONPATH}"
+for nvcc in /usr/local/cuda/bin /opt/cuda/bin; do
+    command -v nvcc >/dev/null || { [ -x "$nvcc/nvcc" ] && PATH=$PATH:$nvcc; }
+done
+tide=$TIDE_BUILD/tide
+summary=
+failed=0
+began=$(date +%s)
+
+limit_of() {
+    eval "given=\${LIMIT_$(echo "$1" | tr '[:lower:]-' '[:upper:]_'):-}"
+    if [ -n "$given" ]; then echo "$given"; return; fi
+    case $1 in
+    build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; kernels) echo 100 ;; check) echo 120 ;;
+    tests) echo 300 ;; ops) echo 420 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
+    esac
+}
+
+part() { # name, command...
+    name=$1
+    shift
+    start=$(date +%s)
+    limit=$(limit_of "$name")
+    echo "==== $name (limit $limit s): $*"
+    timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1
+    code=$?
+    case $code in
+    0) verdict=ok ;;
+    124 | 137) verdict="TIME LIMIT" failed=1 ;;
+    *) verdict="FAILED ($code)" failed=1 ;;
+    esac
+    took=$(($(date +%s) - start))
+    tail -n 3 "$out/$name.log" | cut -c1-200
+    line=$(printf '%-13s %-12s %4s s  %s' "$name" "$verdict" "$took" "$(grep -v '^ *$' "$out/$name.log" | tail -n 1 | cut -c1-150)")
+    summary="$summary
+$line"
+    echo "==== $name: $verdict, $took s"
+}
+
+run() {
+    case $1 in
+    build) part build make -j"$(getconf _NPROCESSORS_ONLN)" lib cli ;;
+    info) part info "$tide" info ;;
+    driver-rules) part driver-rules "$tide" driver-rules ;;
+    kernels) part kernels "$tide" kernels ;;
+    check) part check sh -c '
+        code=0
+        for how in "--threads" "--procs" "--procs --model wan2.2-t2v-a14b --local 2" \
+            "--procs --model wan2.2-t2v-a14b --nodes 2 --local 1"; do
+            echo "---- check --fabric cuda $how"
+            "$0" check --fabric cuda $how || code=1
+        done
+        exit $code' "$tide" ;;
+    tests) part tests "$python" -m pytest -q -rs -p no:cacheprovider tests/gpu ;;
+    ops) part ops "$python" bench/ops.py --out "$out/ops.json" ;;
+    overlap) part overlap "$python" bench/overlap.py --out "$out/overlap.json" ;;
+    train) part train "$python" bench/train.py --out "$out/train.json" ;;
+    demo) part demo make demo ;;
+    *) echo "gpu.sh: '$1' is no part" >&2; exit 2 ;;
+    esac
+}
+
+[ $# -gt 0 ] || set -- build info driver-rules kernels check tests ops overlap train demo
+for name in "$@"; do run "$name"; done
+echo
+echo "==== gpu.sh: $(($(date +%s) - began)) s$summary"
+# Some machines give back a few files only.
+if [ "$(find "$out" -maxdepth 1 -type f | wc -l)" -gt 8 ]; then
+    (cd "$out" && tar czf gpu-logs.tgz ./*.log && rm -f ./*.log)
+fi
+exit $failed
