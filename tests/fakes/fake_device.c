@@ -113,9 +113,9 @@ const cuda_driver *fake_cuda_start(const fake_cuda_options *options)
             .version = options->version};
     if (options->no_batch)
         table.MemcpyBatchAsync = NULL;
-    fake.running = pthread_create(&fake.worker, NULL, fake_worker, NULL) == 0;
+    fake.running = true;
     pthread_mutex_unlock(&fake.lock);
-    return fake.running ? &table : NULL;
+    return &table;
 }
 
 static int add(char *text, size_t bytes, int n, const char *what)
@@ -206,7 +206,9 @@ int fake_cuda_stop(void)
     fake.stop = true;
     fake_wake();
     pthread_mutex_unlock(&fake.lock);
-    pthread_join(fake.worker, NULL);
+    if (fake.working)
+        pthread_join(fake.worker, NULL);
+    fake.working = false;
     fake_streams_clear();
     while (fake.modules) {
         cu_module m = fake.modules;
@@ -285,6 +287,8 @@ cu_result fake_Init(unsigned flags)
     cu_result r = fake_enter(FAKE_Init, UNINITIALIZED);
     if (r == CU_OK)
         r = flags ? CU_INVALID_VALUE : fake.options.devices == 0 ? CU_NO_DEVICE : CU_OK;
+    if (r == CU_OK && !fake_worker_start())
+        r = CU_OUT_OF_MEMORY;
     if (r == CU_OK)
         fake.initialized = true;
     return fake_leave(r);
@@ -575,7 +579,7 @@ cu_result fake_ModuleGetFunction(cu_function *function, cu_module module, const 
         r = CU_INVALID_HANDLE;
     while (k && strcmp(k->name, name) != 0)
         k = k->next;
-    if (r == CU_OK && (!k || module->n_functions == 8))
+    if (r == CU_OK && (!k || module->n_functions == FAKE_MAX_FUNCTIONS))
         r = CU_NOT_FOUND;
     if (r == CU_OK) {
         for (int i = 0; i < module->n_functions; i++) {
@@ -590,11 +594,15 @@ cu_result fake_ModuleGetFunction(cu_function *function, cu_module module, const 
     return fake_leave(r);
 }
 
+enum { SHARED_CARVEOUT = 9 };
+
 cu_result fake_FuncSetAttribute(cu_function function, int attribute, int value)
 {
     cu_result r = fake_enter(FAKE_FuncSetAttribute, NEEDS_CONTEXT);
     if (r == CU_OK && !function)
         r = CU_INVALID_HANDLE;
+    if (r == CU_OK && attribute == SHARED_CARVEOUT)
+        return fake_leave(value >= -1 && value <= 100 ? CU_OK : CU_INVALID_VALUE);
     if (r == CU_OK && (attribute != CU_FUNC_MAX_DYNAMIC_SHARED || value < 0 || value > 232448))
         r = CU_INVALID_VALUE;
     if (r == CU_OK)

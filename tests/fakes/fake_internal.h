@@ -10,6 +10,8 @@
 
 enum { MAGIC_CONTEXT = 0x636f6e74, MAGIC_STREAM = 0x73747265, MAGIC_EVENT = 0x6576656e, MAGIC_MODULE = 0x6d6f6475 };
 
+enum { FAKE_MAX_FUNCTIONS = 40 }; /* of a module */
+
 /* Physical memory of a device: a memfd whose last page describes it, so that another process can import it. */
 typedef struct fake_memory {
     uint32_t refs; /* handles and mappings */
@@ -50,7 +52,7 @@ struct cu_module {
     uint32_t magic;
     cu_module next;
     int device;
-    struct cu_function functions[8];
+    struct cu_function functions[FAKE_MAX_FUNCTIONS];
     int n_functions;
 };
 
@@ -92,6 +94,8 @@ typedef struct fake_op {
 
 typedef struct fake_queue { fake_op *head, **tail; } fake_queue;
 
+struct fake_touch { fake_op *op; int device; bool bad; };
+
 struct cu_stream {
     uint32_t magic;
     cu_stream next;
@@ -126,7 +130,7 @@ typedef struct fake_world {
     pthread_cond_t work;  /* the worker: something to do, or to end */
     pthread_cond_t moved; /* callers: an operation has ended */
     pthread_t worker;
-    bool running, stop, initialized;
+    bool running, working, stop, initialized; /* working: the worker is there */
     uint64_t generation, random;
     fake_cuda_options options;
     struct cu_context contexts[FAKE_MAX_DEVICES];
@@ -191,7 +195,7 @@ void fake_streams_clear(void);
 void fake_wait_idle(int device); /* all that is enqueued now on the device has ended */
 
 /* fake_run.c */
-void *fake_worker(void *none);
+bool fake_worker_start(void);
 void fake_wake(void);
 bool fake_op_blocked(const fake_op *op);
 void fake_stream_drained(cu_stream s);

@@ -167,7 +167,7 @@ static uint32_t choose(bool *poll)
     return fake.last = able[fake_random(n)];
 }
 
-void *fake_worker(void *none)
+static void *work(void *none)
 {
     pthread_mutex_lock(&fake.lock);
     while (!fake.stop) {
@@ -206,6 +206,28 @@ void *fake_worker(void *none)
     }
     pthread_mutex_unlock(&fake.lock);
     return none;
+}
+
+/* A process that was forked has no worker until it starts the driver itself. */
+static void before_fork(void) { pthread_mutex_lock(&fake.lock); }
+static void after_fork(void) { pthread_mutex_unlock(&fake.lock); }
+static void in_child(void)
+{
+    fake.working = false;
+    atomic_store(&fake.callers, 0);
+    pthread_cond_init(&fake.work, NULL);
+    pthread_cond_init(&fake.moved, NULL);
+    pthread_mutex_unlock(&fake.lock);
+}
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
+
+bool fake_worker_start(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    if (!fake.working)
+        fake.working = pthread_create(&fake.worker, NULL, work, NULL) == 0;
+    return fake.working;
 }
 
 int fake_cuda_blocked(char *text, size_t bytes)

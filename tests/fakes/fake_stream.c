@@ -484,8 +484,6 @@ cu_result fake_StreamBatchMemOp(cu_stream stream, unsigned count, cu_stream_op *
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-struct fake_touch { fake_op *op; int device; bool bad; };
-
 void fake_cuda_touch(fake_touch *t, uint64_t address, uint64_t bytes)
 {
     fake_op *op = t->op;
