@@ -31,7 +31,8 @@ enum {
     CU_NOT_FOUND = 500,
     CU_NOT_READY = 600,
     CU_NOT_PERMITTED = 800,
-    CU_NOT_SUPPORTED = 801
+    CU_NOT_SUPPORTED = 801,
+    CU_CAPTURE_IMPLICIT = 906 /* the legacy stream, while another one of the context is being captured */
 };
 
 /* Attributes of a device. */
@@ -108,7 +109,7 @@ typedef union cu_stream_op {
 } cu_stream_op;
 
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2, CU_HOSTALLOC_PORTABLE = 1, CU_HOSTALLOC_MAPPED = 2 };
-enum { CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
+enum { CU_FUNC_MAX_DYNAMIC_SHARED = 8, CU_FUNC_SHARED_CARVEOUT = 9 }; /* the latter in percent */
 enum { CU_POINTER_CONTEXT = 1, CU_POINTER_MEMORY_TYPE = 2, CU_POINTER_DEVICE_ORDINAL = 9 };
 enum { CU_CAPTURE_NONE = 0 };
 
