@@ -11,6 +11,15 @@ CFLAGS  ?= -O3 -g
 ALLFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) $(CFLAGS) $(SAN) -ffp-contract=off -fPIC -fvisibility=hidden -pthread -Iinclude -Isrc -MMD -MP
 LDLIBS  := -pthread -lm
 
+# CUDA kernels: one fatbin inside the library, made where nvcc is found. KERNELS=file lets several builds share one.
+NVCC    ?= nvcc
+NVCC_PATH := $(shell command -v $(NVCC) 2>/dev/null)
+KERNELS ?= $(BUILD)/kernels.fatbin
+KERNEL_SRC := $(sort $(wildcard src/fabric/cuda/kernels/*.cu src/fabric/cuda/kernels/*.cuh)) src/fabric/cuda/kernels/kernels.h include/tide/tide.h
+NVCCFLAGS = -std=c++17 -O3 -fmad=false -lineinfo -Werror all-warnings -Iinclude -Isrc -gencode arch=compute_90a,code=sm_90a \
+    -gencode arch=compute_90,code=compute_90 $(if $(findstring sm_100,$(shell $(NVCC) --list-gpu-code)),-gencode arch=compute_100a$(COMMA)code=sm_100a)
+COMMA   := ,
+
 LIB_SRC := $(sort $(filter-out src/cli/%,$(shell find src -name '*.c')))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
@@ -29,6 +38,15 @@ cli: $(BUILD)/tide
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(ALLFLAGS) -c $< -o $@
+
+ifneq ($(NVCC_PATH),)
+$(KERNELS): $(KERNEL_SRC)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -fatbin src/fabric/cuda/kernels/kernels.cu -o $@.tmp
+	@mv $@.tmp $@
+$(BUILD)/src/fabric/cuda/kernels/image.o: ALLFLAGS += -DTIDE_CUDA_IMAGE='"$(KERNELS)"'
+$(BUILD)/src/fabric/cuda/kernels/image.o: $(KERNELS)
+endif
 
 $(BUILD)/libtide.a: $(LIB_OBJ)
 	@rm -f $@

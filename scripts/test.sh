@@ -7,7 +7,7 @@ cd "$(dirname -- "$0")/.."
 make=${MAKE:-make}
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
 unset MAKEFLAGS MFLAGS MAKELEVEL
-quiet="-s -j$jobs"
+quiet="-s -j$jobs KERNELS=build/kernels.fatbin"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 started=$(date +%s)
@@ -49,6 +49,7 @@ $first -o "$scratch/c" "$scratch/c.c" -lcmocka >/dev/null 2>&1 || {
     echo "test.sh: cmocka is missing: install libcmocka-dev (Debian), libcmocka-devel (Fedora) or cmocka (Arch)" >&2
     exit 1
 }
+command -v "${NVCC:-nvcc}" >/dev/null || skip "CUDA kernels" "no nvcc: the library is built without them"
 python=$(PYTHON=${PYTHON:-python3} sh scripts/python.sh)
 echo "python: $python, $("$python" -c 'import sys, torch; print(sys.version.split()[0], "torch", torch.__version__)')"
 
