@@ -1,0 +1,508 @@
+/*
+ * launch.c - what becomes of a batch: copy engine or kernel, and which kernel in which shape. Batches are resolved into
+ * the kernels' structs, which are members here, so that a launch allocates nothing.
+ */
+#include "fabric/cuda/launch.h"
+
+enum {
+    BATCH = 256,              /* descriptors of one batched copy */
+    SHARED_LIMIT = 227 << 10, /* of a CTA, compute capability 9.0 and 10.0 */
+    MAX_PITCH = INT32_MAX,    /* of a 2-D copy */
+    NARROW_ROW = 4 << 10,     /* narrower rows are slow on a copy engine */
+    MERGE_FROM = 3,           /* fewer neighbours stay descriptors of their own */
+    ENGINE_FILLS = 2          /* more fills than these are one kernel */
+};
+
+/* Where a copy within the GPU goes. us and bytes a us (MB/s); measured on an H200 with driver 580, 2026-11-29: one copy
+ * of 512 MiB at 2112 GB/s, 30 copies of a batch in 170 to 300 us whatever their size up to 128 MiB, 16 CTAs of a copy
+ * kernel 32 MiB in 52 us, 4 CTAs in 182 us. */
+static const struct {
+    double engine_descriptor, engine_rate, kernel_launch, kernel_cta_rate, kernel_rate;
+} cost = {.engine_descriptor = 9, .engine_rate = 2.1e6, .kernel_launch = 5, .kernel_cta_rate = 46e3, .kernel_rate = 2e6};
+
+const launch_shapes launch_default_shapes = {
+    .thin = {.warps = 4, .slots = 5, .ahead = 0},
+    .fat = {.warps = 8, .slots = 12, .ahead = 0},
+};
+
+struct cuda_kernels {
+    const cuda_driver *driver;
+    cu_module module;
+    cu_function functions[KERNEL_COUNT];
+    launch_shapes shapes;
+    kernel_reduce reduce;
+    kernel_copy kernel, bulk;         /* runs that were not yet launched */
+    uint32_t n_batch;                 /* descriptors that were not yet enqueued */
+    cu_ptr batch_dst[BATCH], batch_src[BATCH];
+    size_t batch_bytes[BATCH];
+};
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+int cuda_kernels_load(const cuda_driver *driver, cu_context context, cuda_kernels **out)
+{
+    static const char *const names[KERNEL_COUNT] = {
+#define KERNEL_X(id, name, type) [id] = #name,
+        KERNELS(KERNEL_X)
+#undef KERNEL_X
+    };
+    cuda_kernels *k = tide_calloc(1, sizeof *k);
+    size_t image_bytes;
+    const void *image = cuda_image(&image_bytes);
+    int status;
+
+    (void)context; /* is current */
+    *out = NULL;
+    if (!k)
+        return TIDE_ERR_MEMORY;
+    k->driver = driver;
+    k->shapes = launch_default_shapes;
+    status = cuda_check(driver, driver->ModuleLoadData(&k->module, image), "loading the kernels");
+    if (status != TIDE_OK && image_bytes == 0)
+        status = tide_fail(TIDE_ERR_UNSUPPORTED, "CUDA kernels: this library was built without nvcc");
+    for (uint32_t i = 0; status == TIDE_OK && i < KERNEL_COUNT; i++) {
+        bool ring = (i >= KERNEL_REDUCE_THIN_F32 && i <= KERNEL_REDUCE_FAT_ADD_F16) || i == KERNEL_COPY_BULK;
+        status = cuda_check(driver, driver->ModuleGetFunction(&k->functions[i], k->module, names[i]), names[i]);
+        /* An SM changes the split of its memory between cache and shared only when it is empty: kernels that are to
+         * run beside a matrix product, which takes all of it as shared, have to want the same split. */
+        if (status == TIDE_OK)
+            status = cuda_check(driver, driver->FuncSetAttribute(k->functions[i], CU_FUNC_SHARED_CARVEOUT, 100), names[i]);
+        if (status == TIDE_OK && ring) /* the rest of it is static */
+            status = cuda_check(
+                driver, driver->FuncSetAttribute(k->functions[i], CU_FUNC_MAX_DYNAMIC_SHARED, SHARED_LIMIT - 1024), names[i]);
+    }
+    if (status != TIDE_OK) {
+        cuda_kernels_unload(k);
+        return status;
+    }
+    *out = k;
+    return TIDE_OK;
+}
+
+void cuda_kernels_unload(cuda_kernels *k)
+{
+    if (k && k->module)
+        k->driver->ModuleUnload(k->module);
+    tide_free(k);
+}
+
+void cuda_kernels_shapes(cuda_kernels *k, const launch_shapes *shapes)
+{
+    k->shapes = *shapes;
+}
+
+uint32_t launch_shared_bytes(const launch_shape *shape, uint32_t slot_bytes)
+{
+    return shape->warps * shape->slots * (slot_bytes + KERNEL_BARRIER_BYTES);
+}
+
+static int launch(cuda_kernels *k, uint32_t id, uint64_t ctas, uint32_t warps, uint32_t shared, cu_stream stream,
+                  void *arguments)
+{
+    cu_result result = k->driver->LaunchKernel(k->functions[id], (unsigned)ctas, 1, 1, 32 * warps, 1, 1, shared, stream,
+                                               &arguments, NULL);
+    return result == CU_OK ? TIDE_OK : cuda_check(k->driver, result, "launching a kernel");
+}
+
+static uint64_t resolve(const fab_ptr *p, const void *const *args)
+{
+    return p->arg >= 0 ? (uintptr_t)args[p->arg] + p->base : p->base;
+}
+
+static uint32_t item_bytes(int dtype)
+{
+    uint32_t bytes = tide_dtype_bytes(dtype);
+    return bytes ? bytes : 1;
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+typedef struct sum {
+    cu_stream stream;
+    int dtype;
+    uint32_t ctas, kernel, warps, shared, used_sources;
+} sum;
+
+/* All sources have one dtype; a sum without any source is of any. */
+static int sum_dtype(const fab_reduce *reduce, int *dtype)
+{
+    *dtype = -1;
+    for (uint32_t i = 0; i < reduce->n_segments; i++) {
+        const fab_segment *s = &reduce->segments[i];
+        for (uint32_t j = s->first_source; j < s->first_source + s->n_sources; j++) {
+            int found = (int)reduce->sources[j].dtype;
+            if (*dtype >= 0 && found != *dtype)
+                return tide_fail(TIDE_ERR_UNSUPPORTED, "reduce: sources of %s and of %s, expected one dtype",
+                                 tide_dtype_name(*dtype), tide_dtype_name(found));
+            *dtype = found;
+        }
+    }
+    if (*dtype < 0)
+        *dtype = TIDE_F32;
+    return TIDE_OK;
+}
+
+static bool bulk_segment(const fab_reduce *reduce, const fab_segment *s, const void *const *args)
+{
+    uint64_t all = resolve(&s->dst, args) | (s->rows > 1 ? s->dst_pitch : 0);
+    for (uint32_t j = s->first_source; j < s->first_source + s->n_sources; j++)
+        all |= resolve(&reduce->sources[j].at, args) | (s->rows > 1 ? reduce->sources[j].row_pitch : 0);
+    return all % 16 == 0;
+}
+
+/* Ring kernel or plain one, by what most elements allow; the ring kernel does both. */
+static void choose_shape(cuda_kernels *k, const fab_reduce *reduce, const void *const *args, sum *s)
+{
+    uint64_t bulk = 0, all = 0;
+    bool fat = s->ctas <= LAUNCH_FAT_CTAS || s->ctas >= LAUNCH_WIDE_CTAS;
+    const launch_shape *shape = fat ? &k->shapes.fat : &k->shapes.thin;
+    uint32_t slot = fat ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT, kind;
+
+    for (uint32_t i = 0; i < reduce->n_segments; i++) {
+        const fab_segment *g = &reduce->segments[i];
+        uint64_t elems = g->rows * g->elems;
+        all += elems;
+        bulk += bulk_segment(reduce, g, args) ? elems : 0;
+    }
+    if (bulk * 2 > all) {
+        kind = k->reduce.beta == FAB_BETA_ONE ? (fat ? KERNEL_REDUCE_FAT_ADD_F32 : KERNEL_REDUCE_THIN_ADD_F32)
+                                              : (fat ? KERNEL_REDUCE_FAT_F32 : KERNEL_REDUCE_THIN_F32);
+        s->warps = shape->warps;
+        s->shared = launch_shared_bytes(shape, slot);
+        k->reduce.slots = shape->slots;
+        k->reduce.ahead = shape->ahead;
+        k->reduce.tile_elems = slot / item_bytes(s->dtype);
+    } else {
+        kind = KERNEL_REDUCE_PLAIN_F32;
+        s->warps = KERNEL_PLAIN_WARPS;
+        s->shared = 0;
+        k->reduce.slots = k->reduce.ahead = 0;
+        k->reduce.tile_elems = KERNEL_PLAIN_TILE;
+    }
+    s->kernel = kind + (uint32_t)s->dtype; /* each kind is three kernels, in the order of the dtypes */
+}
+_Static_assert(TIDE_F32 == 0 && TIDE_BF16 == 1 && TIDE_F16 == 2, "the order of the kernels of a kind");
+
+/* Launches what was packed, with these posts, and empties the struct. */
+static int flush_sum(cuda_kernels *k, sum *s, const cu_ptr *posts, uint32_t n_posts)
+{
+    kernel_reduce *p = &k->reduce;
+    uint64_t ctas = tide_min_u64(s->ctas, tide_ceil_div(p->n_tiles, s->warps));
+    int status;
+
+    if (p->n_tiles == 0 && n_posts == 0)
+        return TIDE_OK;
+    p->n_posts = n_posts;
+    for (uint32_t i = 0; i < n_posts; i++)
+        p->posts[i] = posts[i];
+    status = launch(k, s->kernel, tide_max_u64(ctas, 1), s->warps, s->shared, s->stream, p);
+    p->n_segments = p->n_tiles = s->used_sources = 0;
+    return status;
+}
+
+static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_segment *g, const void *const *args, sum *s)
+{
+    kernel_reduce *p = &k->reduce;
+    uint64_t row_tiles = tide_ceil_div(g->elems, p->tile_elems), tiles;
+    kernel_segment *to;
+
+    if (g->elems == 0 || g->rows == 0)
+        return TIDE_OK;
+    if (g->n_sources > KERNEL_SOURCES)
+        return tide_fail(TIDE_ERR_UNSUPPORTED, "reduce: a sum of %u sources, expected at most %d", g->n_sources,
+                         KERNEL_SOURCES);
+    if (!tide_mul(row_tiles, g->rows, &tiles) || tiles > INT32_MAX)
+        return tide_fail(TIDE_ERR_UNSUPPORTED, "reduce: %u rows of %llu elements, expected fewer than 2^31 tiles of %u",
+                         g->rows, (unsigned long long)g->elems, p->tile_elems);
+    if (p->n_segments == KERNEL_SEGMENTS || s->used_sources + g->n_sources > KERNEL_SOURCES ||
+        p->n_tiles + tiles > INT32_MAX) {
+        int status = flush_sum(k, s, NULL, 0);
+        if (status != TIDE_OK)
+            return status;
+    }
+    to = &p->segments[p->n_segments++];
+    *to = (kernel_segment){.dst = resolve(&g->dst, args),
+                           .dst_pitch = g->dst_pitch,
+                           .elems = g->elems,
+                           .rows = g->rows,
+                           .first_source = s->used_sources,
+                           .n_sources = g->n_sources,
+                           .tile = p->n_tiles,
+                           .row_tiles = (uint32_t)row_tiles,
+                           .bulk = bulk_segment(reduce, g, args)};
+    for (uint32_t j = 0; j < g->n_sources; j++) {
+        const fab_source *from = &reduce->sources[g->first_source + j];
+        p->sources[s->used_sources++] = (kernel_source){resolve(&from->at, args), from->row_pitch};
+    }
+    p->n_tiles += (uint32_t)tiles;
+    return TIDE_OK;
+}
+
+int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *reduce, const void *const *args,
+                       int accumulate, float alpha, uint32_t ctas, cu_ptr done, const cu_ptr *posts, uint32_t n_posts,
+                       uint64_t post_value)
+{
+    kernel_reduce *p = &k->reduce;
+    sum s = {.stream = stream, .ctas = ctas ? ctas : 1};
+    int status = sum_dtype(reduce, &s.dtype);
+
+    if (status != TIDE_OK)
+        return status;
+    p->done = done;
+    p->post_value = post_value;
+    p->n_segments = p->n_tiles = 0;
+    p->beta = reduce->beta;
+    if (p->beta == FAB_BETA_CALL)
+        p->beta = accumulate ? FAB_BETA_ONE : FAB_BETA_ZERO;
+    p->alpha = p->beta == FAB_NOT_FINAL ? 1.0f : alpha;
+    choose_shape(k, reduce, args, &s);
+    for (uint32_t i = 0; status == TIDE_OK && i < reduce->n_segments; i++)
+        status = pack_segment(k, reduce, &reduce->segments[i], args, &s);
+    do { /* the posts of the last launch, and of further ones where they are too many */
+        uint32_t n = n_posts < KERNEL_MAX_POSTS ? n_posts : KERNEL_MAX_POSTS;
+        if (status == TIDE_OK)
+            status = flush_sum(k, &s, posts, n);
+        posts = n ? posts + n : posts;
+        n_posts -= n;
+    } while (status == TIDE_OK && n_posts);
+    return status;
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* A run with its addresses, in bytes; rows that follow each other without a gap are one. */
+typedef struct bytes_run {
+    uint64_t src, dst, width, rows, src_pitch, dst_pitch; /* src 0: fill */
+} bytes_run;
+
+typedef struct batch {
+    cu_stream stream;
+    const fab_copy *copy;
+    const void *const *args;
+    uint32_t cast; /* KERNEL_CAST_..., or KERNEL_COUNT */
+    uint32_t ctas;
+    bool local;  /* within this GPU */
+    bool kernel; /* not by copy engine, whatever the run */
+} batch;
+
+static bytes_run flatten(const batch *b, const fab_run *run)
+{
+    uint64_t item = item_bytes(b->copy->src_dtype);
+    bytes_run r = {run->src.zero ? 0 : resolve(&run->src, b->args), resolve(&run->dst, b->args), run->width * item,
+                   run->rows, run->src_pitch, run->dst_pitch};
+    if (run->src.zero)
+        r.width = run->width * item_bytes(b->copy->dst_dtype);
+    if (r.rows > 1 && r.dst_pitch == r.width && (!r.src || r.src_pitch == r.width)) {
+        r.width *= r.rows;
+        r.rows = 1;
+    }
+    return r;
+}
+
+/* Number of runs from first on that are equal and equidistant, so that they are one 2-D copy. *r: that copy. */
+static uint32_t merge(const batch *b, uint32_t first, bytes_run *r)
+{
+    uint32_t n = 1;
+    *r = flatten(b, &b->copy->runs[first]);
+    if (r->rows != 1 || !r->src || !r->width)
+        return 1;
+    for (; first + n < b->copy->n_runs; n++) {
+        bytes_run next = flatten(b, &b->copy->runs[first + n]);
+        uint64_t src_step = next.src - (r->src + (n - 1) * r->src_pitch);
+        uint64_t dst_step = next.dst - (r->dst + (n - 1) * r->dst_pitch);
+        if (next.rows != 1 || next.width != r->width || !next.src || src_step < r->width || src_step > MAX_PITCH ||
+            dst_step < r->width || dst_step > MAX_PITCH)
+            break;
+        if (n == 1) {
+            r->src_pitch = src_step;
+            r->dst_pitch = dst_step;
+        } else if (src_step != r->src_pitch || dst_step != r->dst_pitch) {
+            break;
+        }
+    }
+    r->rows = n;
+    if (n > 1 && r->src_pitch == r->width && r->dst_pitch == r->width) {
+        r->width *= n;
+        r->rows = 1;
+    } else if (n < MERGE_FROM) {
+        r->rows = n = 1;
+    }
+    return n;
+}
+
+static bool engine_rows(const bytes_run *r)
+{
+    return r->rows == 1 || (r->width >= NARROW_ROW && r->dst_pitch <= MAX_PITCH && (!r->src || r->src_pitch <= MAX_PITCH));
+}
+
+/* Whether a kernel is the faster way within this GPU. */
+static bool kernel_is_faster(const batch *b)
+{
+    uint64_t descriptors = 0, bytes = 0;
+    for (uint32_t i = 0; i < b->copy->n_runs;) {
+        bytes_run r;
+        i += merge(b, i, &r);
+        descriptors += engine_rows(&r) ? 1 : 0;
+        bytes += r.width * r.rows;
+    }
+    return (double)descriptors * cost.engine_descriptor + (double)bytes / cost.engine_rate >
+           cost.kernel_launch +
+               (double)bytes / (b->ctas * cost.kernel_cta_rate < cost.kernel_rate ? b->ctas * cost.kernel_cta_rate
+                                                                                  : cost.kernel_rate);
+}
+
+static int flush_engine(cuda_kernels *k, cu_stream stream)
+{
+    const cuda_driver *d = k->driver;
+    cu_copy_attributes attributes = {.src_access_order = CU_ORDER_STREAM, .flags = CU_COPY_PREFER_OVERLAP};
+    size_t first = 0;
+    cu_result result = CU_OK;
+
+    if (k->n_batch > 1 && d->MemcpyBatchAsync)
+        result = d->MemcpyBatchAsync(k->batch_dst, k->batch_src, k->batch_bytes, k->n_batch, &attributes, &first, 1, stream);
+    else
+        for (uint32_t i = 0; result == CU_OK && i < k->n_batch; i++)
+            result = d->MemcpyAsync(k->batch_dst[i], k->batch_src[i], k->batch_bytes[i], stream);
+    k->n_batch = 0;
+    return result == CU_OK ? TIDE_OK : cuda_check(d, result, "enqueueing copies");
+}
+
+static int engine_run(cuda_kernels *k, const batch *b, const bytes_run *r)
+{
+    const cuda_driver *d = k->driver;
+    cu_result result;
+
+    if (r->rows == 1 && r->src) {
+        k->batch_dst[k->n_batch] = r->dst;
+        k->batch_src[k->n_batch] = r->src;
+        k->batch_bytes[k->n_batch++] = r->width;
+        return k->n_batch == BATCH ? flush_engine(k, b->stream) : TIDE_OK;
+    }
+    if (!r->src) {
+        result = r->rows == 1 ? d->MemsetD8Async(r->dst, 0, r->width, b->stream)
+                              : d->MemsetD2D8Async(r->dst, r->dst_pitch, 0, r->width, r->rows, b->stream);
+    } else {
+        cu_copy2d copy = {.src_type = CU_MEMORY_DEVICE,
+                          .src_device = r->src,
+                          .src_pitch = r->src_pitch,
+                          .dst_type = CU_MEMORY_DEVICE,
+                          .dst_device = r->dst,
+                          .dst_pitch = r->dst_pitch,
+                          .width = r->width,
+                          .height = r->rows};
+        result = d->Memcpy2DAsync(&copy, b->stream);
+    }
+    return result == CU_OK ? TIDE_OK : cuda_check(d, result, "enqueueing a copy");
+}
+
+static int flush_kernel(cuda_kernels *k, const batch *b, kernel_copy *p)
+{
+    bool bulk = p == &k->bulk;
+    uint64_t tiles_at_once = bulk ? KERNEL_COPY_WARPS : KERNEL_PLAIN_WARPS, ctas;
+    uint32_t id = bulk ? KERNEL_COPY_BULK : b->cast != KERNEL_COUNT ? b->cast : KERNEL_COPY_PLAIN;
+    int status = TIDE_OK;
+
+    ctas = tide_min_u64(b->ctas, tide_ceil_div(p->n_tiles, tiles_at_once));
+    if (p->n_tiles)
+        status = launch(k, id, ctas, bulk ? KERNEL_COPY_WARPS : KERNEL_PLAIN_WARPS,
+                        bulk ? KERNEL_COPY_WARPS * KERNEL_COPY_SLOTS * (KERNEL_COPY_SLOT + KERNEL_BARRIER_BYTES) : 0,
+                        b->stream, p);
+    p->n_runs = p->n_tiles = 0;
+    return status;
+}
+
+/* width, rows and pitches as in bytes_run; of a cast, width counts items. */
+static int kernel_run_add(cuda_kernels *k, const batch *b, const bytes_run *r)
+{
+    uint64_t all = r->src | r->dst | r->width, row_tiles, tiles;
+    uint32_t unit = 16;
+    kernel_copy *p = &k->kernel;
+
+    if (r->rows > 1)
+        all |= r->src_pitch * (r->src != 0) | r->dst_pitch;
+    while (all % unit)
+        unit /= 2;
+    if (b->cast == KERNEL_COUNT && unit == 16 && r->src && r->width >= KERNEL_BULK_ROW)
+        p = &k->bulk;
+    row_tiles = tide_ceil_div(r->width, p->tile_items);
+    if (!tide_mul(row_tiles, r->rows, &tiles) || tiles > INT32_MAX || r->rows > UINT32_MAX)
+        return tide_fail(TIDE_ERR_UNSUPPORTED, "copy: %llu rows of %llu, expected fewer than 2^31 tiles of %llu",
+                         (unsigned long long)r->rows, (unsigned long long)r->width, (unsigned long long)p->tile_items);
+    if (p->n_runs == KERNEL_RUNS || p->n_tiles + tiles > INT32_MAX) {
+        int status = flush_kernel(k, b, p);
+        if (status != TIDE_OK)
+            return status;
+    }
+    p->runs[p->n_runs++] = (kernel_run){r->src, r->dst, r->width, r->src_pitch, r->dst_pitch, (uint32_t)r->rows,
+                                        p->n_tiles, (uint32_t)row_tiles, unit};
+    p->n_tiles += (uint32_t)tiles;
+    return TIDE_OK;
+}
+
+static uint32_t cast_kernel(int from, int to)
+{
+    static const uint32_t table[3][3] = {
+        [TIDE_F32] = {KERNEL_COUNT, KERNEL_CAST_F32_BF16, KERNEL_CAST_F32_F16},
+        [TIDE_BF16] = {KERNEL_CAST_BF16_F32, KERNEL_COUNT, KERNEL_CAST_BF16_F16},
+        [TIDE_F16] = {KERNEL_CAST_F16_F32, KERNEL_CAST_F16_BF16, KERNEL_COUNT},
+    };
+    return from < 3 && to < 3 ? table[from][to] : KERNEL_COUNT;
+}
+
+static int cast_runs(cuda_kernels *k, const batch *b)
+{
+    int status = TIDE_OK;
+    for (uint32_t i = 0; status == TIDE_OK && i < b->copy->n_runs; i++) {
+        const fab_run *run = &b->copy->runs[i];
+        bytes_run r = {run->src.zero ? 0 : resolve(&run->src, b->args), resolve(&run->dst, b->args), run->width,
+                       run->rows, run->src_pitch, run->dst_pitch};
+        if (r.width && r.rows)
+            status = kernel_run_add(k, b, &r);
+    }
+    return status;
+}
+
+static int byte_runs(cuda_kernels *k, const batch *b)
+{
+    uint32_t fills = 0;
+    int status = TIDE_OK;
+
+    for (uint32_t i = 0; i < b->copy->n_runs; i++)
+        fills += b->copy->runs[i].src.zero ? 1 : 0;
+    for (uint32_t i = 0; status == TIDE_OK && i < b->copy->n_runs;) {
+        bytes_run r;
+        i += merge(b, i, &r);
+        if (r.width == 0 || r.rows == 0)
+            continue;
+        if (b->kernel || !engine_rows(&r) || (!r.src && (fills > ENGINE_FILLS || !b->local)))
+            status = kernel_run_add(k, b, &r);
+        else
+            status = engine_run(k, b, &r);
+    }
+    return status;
+}
+
+int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, const void *const *args,
+                     int device_local, uint32_t ctas)
+{
+    batch b = {.stream = stream, .copy = copy, .args = args, .ctas = ctas ? ctas : 1, .local = device_local != 0};
+    int status, flushed[3];
+
+    b.cast = cast_kernel(copy->src_dtype, copy->dst_dtype);
+    b.kernel = b.cast == KERNEL_COUNT && device_local && kernel_is_faster(&b);
+    k->n_batch = k->kernel.n_runs = k->kernel.n_tiles = k->bulk.n_runs = k->bulk.n_tiles = 0;
+    k->kernel.src_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->src_dtype);
+    k->kernel.dst_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->dst_dtype);
+    k->kernel.tile_items = b.cast == KERNEL_COUNT ? KERNEL_PLAIN_TILE * 16 : KERNEL_PLAIN_TILE;
+    k->bulk.src_item = k->bulk.dst_item = 1;
+    k->bulk.tile_items = KERNEL_COPY_SLOT;
+    status = b.cast == KERNEL_COUNT ? byte_runs(k, &b) : cast_runs(k, &b);
+    if (status != TIDE_OK)
+        return status;
+    flushed[0] = flush_engine(k, stream);
+    flushed[1] = flush_kernel(k, &b, &k->bulk);
+    flushed[2] = flush_kernel(k, &b, &k->kernel);
+    for (int i = 0; status == TIDE_OK && i < 3; i++)
+        status = flushed[i];
+    return status;
+}

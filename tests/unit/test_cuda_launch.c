@@ -1,0 +1,526 @@
+/*
+ * Batches on the CUDA device without a GPU: a table of functions that runs every launch's naive twin and every copy at
+ * once, over host memory. What comes out equals the host device's naive twins, bit for bit; what was enqueued is
+ * counted.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "fabric/cuda/launch.h"
+#include "fabric/host/host.h"
+
+static uint64_t random_state = 88172645463325252u;
+static uint32_t draw(uint32_t bound)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (uint32_t)(random_state >> 20) % bound;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static struct {
+    uint32_t launches, copies, batches, descriptors, copies_2d, fills, fills_2d;
+    uint32_t reduce_launches, with_posts, last_ctas, last_threads, last_shared;
+    const char *last_kernel;
+    uint32_t fail_launch; /* this one from now fails; 0: none */
+} seen;
+
+struct cu_function { const char *name; };
+static struct cu_function functions[KERNEL_COUNT];
+static uint32_t n_functions;
+
+static cu_result module_load(cu_module *module, const void *image)
+{
+    (void)image;
+    *module = (cu_module)&functions;
+    n_functions = 0;
+    return CU_OK;
+}
+static cu_result module_unload(cu_module module)
+{
+    (void)module;
+    return CU_OK;
+}
+static cu_result get_function(cu_function *function, cu_module module, const char *name)
+{
+    (void)module;
+    functions[n_functions].name = name;
+    *function = &functions[n_functions++];
+    return CU_OK;
+}
+static cu_result set_attribute(cu_function function, int attribute, int value)
+{
+    (void)function, (void)attribute, (void)value;
+    return CU_OK;
+}
+static cu_result launch_kernel(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                               unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra)
+{
+    size_t bytes;
+    kernel_twin twin = cuda_kernel_twin(function->name, &bytes);
+    (void)stream;
+    if (seen.fail_launch && --seen.fail_launch == 0)
+        return CU_INVALID_VALUE;
+    assert_non_null(twin);
+    assert_true(gx > 0 && gy == 1 && gz == 1 && bx % 32 == 0 && bx <= 1024 && by == 1 && bz == 1 && !extra);
+    assert_true(shared <= (227u << 10) - 1024);
+    if (strncmp(function->name, "tide_reduce", 11) == 0) {
+        const kernel_reduce *p = parameters[0];
+        uint32_t tiles = 0;
+        for (uint32_t i = 0; i < p->n_segments; i++) {
+            const kernel_segment *s = &p->segments[i];
+            assert_int_equal(s->tile, tiles);
+            assert_int_equal(s->row_tiles, tide_ceil_div(s->elems, p->tile_elems));
+            assert_true(s->first_source + s->n_sources <= KERNEL_SOURCES);
+            tiles += s->row_tiles * s->rows;
+            for (uint32_t k = 0; s->bulk && k < s->n_sources; k++)
+                assert_int_equal(p->sources[s->first_source + k].at % 16, 0);
+        }
+        assert_int_equal(p->n_tiles, tiles);
+        seen.reduce_launches++;
+        seen.with_posts += p->n_posts ? 1 : 0;
+        if (strstr(function->name, "thin") || strstr(function->name, "fat"))
+            assert_true(p->slots >= 2 && shared >= bx / 32 * p->slots * (1024 + KERNEL_BARRIER_BYTES));
+    } else {
+        const kernel_copy *p = parameters[0];
+        uint32_t tiles = 0;
+        for (uint32_t i = 0; i < p->n_runs; i++) {
+            const kernel_run *r = &p->runs[i];
+            assert_int_equal(r->tile, tiles);
+            tiles += r->row_tiles * r->rows;
+            if (strcmp(function->name, "tide_copy_bulk") == 0)
+                assert_true(r->src && r->src % 16 == 0 && r->dst % 16 == 0 && r->width % 16 == 0);
+            if (p->src_item == 1)
+                assert_int_equal(r->dst % r->unit | r->src % r->unit | r->width % r->unit, 0);
+        }
+        assert_int_equal(p->n_tiles, tiles);
+    }
+    seen.launches++;
+    seen.last_kernel = function->name;
+    seen.last_ctas = gx;
+    seen.last_threads = bx;
+    seen.last_shared = shared;
+    twin(parameters[0]);
+    return CU_OK;
+}
+static void *host(cu_ptr p)
+{
+    return (void *)(uintptr_t)p;
+}
+static cu_result memcpy_async(cu_ptr dst, cu_ptr src, size_t bytes, cu_stream stream)
+{
+    (void)stream;
+    assert_true(bytes > 0);
+    memcpy(host(dst), host(src), bytes);
+    seen.copies++;
+    return CU_OK;
+}
+static cu_result memcpy_batch(cu_ptr *dsts, cu_ptr *srcs, size_t *bytes, size_t count, cu_copy_attributes *attributes,
+                              size_t *first, size_t n_attributes, cu_stream stream)
+{
+    (void)stream;
+    assert_true(n_attributes == 1 && *first == 0 && attributes->src_access_order == CU_ORDER_STREAM && count > 1);
+    for (size_t i = 0; i < count; i++)
+        memcpy(host(dsts[i]), host(srcs[i]), bytes[i]);
+    seen.batches++;
+    seen.descriptors += (uint32_t)count;
+    return CU_OK;
+}
+static cu_result memcpy_2d(const cu_copy2d *c, cu_stream stream)
+{
+    (void)stream;
+    assert_true(c->src_type == CU_MEMORY_DEVICE && c->dst_type == CU_MEMORY_DEVICE);
+    assert_true(c->width <= c->src_pitch && c->width <= c->dst_pitch);
+    for (size_t i = 0; i < c->height; i++)
+        memcpy(host(c->dst_device + i * c->dst_pitch), host(c->src_device + i * c->src_pitch), c->width);
+    seen.copies_2d++;
+    return CU_OK;
+}
+static cu_result memset_d8(cu_ptr dst, unsigned char value, size_t bytes, cu_stream stream)
+{
+    (void)stream;
+    memset(host(dst), value, bytes);
+    seen.fills++;
+    return CU_OK;
+}
+static cu_result memset_2d(cu_ptr dst, size_t pitch, unsigned char value, size_t width, size_t height, cu_stream stream)
+{
+    (void)stream;
+    assert_true(width <= pitch);
+    for (size_t i = 0; i < height; i++)
+        memset(host(dst + i * pitch), value, width);
+    seen.fills_2d++;
+    return CU_OK;
+}
+static cu_result error_text(cu_result error, const char **text)
+{
+    (void)error;
+    *text = "CUDA_ERROR_INVALID_VALUE";
+    return CU_OK;
+}
+static const cuda_driver table = {
+    .GetErrorName = error_text,
+    .GetErrorString = error_text,
+    .ModuleLoadData = module_load,
+    .ModuleUnload = module_unload,
+    .ModuleGetFunction = get_function,
+    .FuncSetAttribute = set_attribute,
+    .LaunchKernel = launch_kernel,
+    .MemcpyAsync = memcpy_async,
+    .MemcpyBatchAsync = memcpy_batch,
+    .Memcpy2DAsync = memcpy_2d,
+    .MemsetD8Async = memset_d8,
+    .MemsetD2D8Async = memset_2d,
+};
+
+static cuda_kernels *open_kernels(void)
+{
+    cuda_kernels *k;
+    assert_int_equal(cuda_kernels_load(&table, NULL, &k), TIDE_OK);
+    memset(&seen, 0, sizeof seen);
+    return k;
+}
+
+static void fill(unsigned char *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        p[i] = (unsigned char)draw(256);
+}
+
+static fab_ptr at(const void *p)
+{
+    return (fab_ptr){(uintptr_t)p, -1, 0};
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+enum { ROOM = 1 << 16, SOURCES = 10 };
+
+/* Bit for bit, except that a NaN is a NaN. */
+static void assert_same_floats(const unsigned char *a, const unsigned char *b, size_t bytes, size_t first)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        float x, y;
+        size_t start = i < first ? i : first + (i - first) / 4 * 4;
+        if (a[i] == b[i])
+            continue;
+        if (start + 4 <= bytes) {
+            memcpy(&x, a + start, 4);
+            memcpy(&y, b + start, 4);
+            if (isnan(x) && isnan(y))
+                continue;
+        }
+        fail_msg("byte %zu: %02x, expected %02x", i, a[i], b[i]);
+    }
+}
+
+static void test_sums_equal_the_host(void **state)
+{
+    cuda_kernels *k = open_kernels();
+    unsigned char *pool[SOURCES], *out = malloc(ROOM), *naive = malloc(ROOM);
+    (void)state;
+    for (int i = 0; i < SOURCES; i++)
+        fill(pool[i] = malloc(ROOM), ROOM);
+    for (int round = 0; round < 400; round++) {
+        uint32_t dtype = draw(3), n_segments = 1 + draw(4), off = draw(2) ? 0 : 4 * draw(4), used = off, done = 0;
+        uint32_t n_posts = draw(4), ctas = (uint32_t[]){0, 1, 4, 5, 16, 132}[draw(6)];
+        uint64_t words[3] = {0, 0, 0};
+        cu_ptr posts[3] = {(uintptr_t)&words[0], (uintptr_t)&words[1], (uintptr_t)&words[2]};
+        fab_segment segments[4], naive_segments[4];
+        fab_source sources[4 * SOURCES];
+        fab_call call = {.alpha = (float)draw(7) / 3.0f - 1.0f, .accumulate = (int)draw(2)};
+        fab_reduce reduce = {segments, sources, n_segments, (int)draw(4), 0}, twin = {naive_segments, sources, n_segments, 0, 0};
+        uint32_t n_sources = 0;
+        twin.beta = reduce.beta;
+        for (uint32_t i = 0; i < n_segments; i++) {
+            fab_segment *s = &segments[i];
+            uint32_t elems = draw(2) ? draw(50) : 8 * draw(120), pitch = elems * 4 + draw(2) * 16, sum = draw(SOURCES);
+            *s = (fab_segment){.dst = at(out + used), .dst_pitch = pitch, .elems = elems, .rows = draw(4),
+                               .first_source = n_sources, .n_sources = sum};
+            naive_segments[i] = *s;
+            naive_segments[i].dst = at(naive + used);
+            used += s->rows * pitch;
+            for (uint32_t j = 0; j < sum; j++) {
+                uint32_t start = draw(2) ? 16 * draw(4) : 2 * draw(16);
+                sources[n_sources++] = (fab_source){at(pool[j] + start), (elems + draw(2) * 8) * (dtype ? 2 : 4), dtype, 0};
+            }
+        }
+        assert_true(used < ROOM);
+        fill(out, ROOM);
+        memcpy(naive, out, ROOM);
+        memset(&seen, 0, sizeof seen);
+        assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, call.accumulate, call.alpha, ctas,
+                                            (uintptr_t)&done, posts, n_posts, 7), TIDE_OK);
+        host_naive_reduce(&twin, &call);
+        assert_same_floats(out, naive, ROOM, off % 4);
+        assert_int_equal(seen.with_posts, n_posts ? 1 : 0);
+        assert_true(seen.launches == 0 || seen.last_ctas <= (ctas ? ctas : 1));
+        for (uint32_t i = 0; i < 3; i++)
+            assert_int_equal(words[i], i < n_posts ? 7 : 0);
+    }
+    for (int i = 0; i < SOURCES; i++)
+        free(pool[i]);
+    free(naive);
+    free(out);
+    cuda_kernels_unload(k);
+}
+
+/* More segments, more sources and more posts than a struct holds: several launches, the posts with the last. */
+static void test_sums_are_split(void **state)
+{
+    enum { N = 3 * KERNEL_SEGMENTS + 5, EACH = 8, POSTS = 2 * KERNEL_MAX_POSTS + 3 };
+    cuda_kernels *k = open_kernels();
+    static uint16_t in[EACH][16];
+    static float out[N][16], naive[N][16];
+    static fab_segment segments[N], twins[N];
+    static fab_source sources[N * EACH];
+    static uint64_t words[POSTS];
+    static cu_ptr posts[POSTS];
+    fab_reduce reduce = {segments, sources, N, FAB_BETA_CALL, 0}, twin = {twins, sources, N, FAB_BETA_CALL, 0};
+    fab_call call = {.alpha = 0.3f, .accumulate = 1};
+    uint32_t done = 0;
+    (void)state;
+    for (uint32_t e = 0; e < EACH; e++)
+        for (uint32_t i = 0; i < 16; i++)
+            in[e][i] = tide_f32_to_bf16((float)draw(1000) / 7);
+    for (uint32_t i = 0; i < N; i++) {
+        for (uint32_t j = 0; j < 16; j++)
+            out[i][j] = naive[i][j] = (float)draw(100);
+        segments[i] = (fab_segment){at(out[i]), 64, 16, 1, EACH * i, EACH};
+        twins[i] = (fab_segment){at(naive[i]), 64, 16, 1, EACH * i, EACH};
+        for (uint32_t e = 0; e < EACH; e++)
+            sources[EACH * i + e] = (fab_source){at(in[(e + i) % EACH]), 32, TIDE_BF16, 0};
+    }
+    for (uint32_t i = 0; i < POSTS; i++)
+        posts[i] = (uintptr_t)&words[i];
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, (uintptr_t)&done, posts, POSTS, 99), TIDE_OK);
+    host_naive_reduce(&twin, &call);
+    assert_memory_equal(out, naive, sizeof out);
+    for (uint32_t i = 0; i < POSTS; i++)
+        assert_int_equal(words[i], 99);
+    /* 64 segments have 512 sources */
+    assert_int_equal(seen.reduce_launches, (N + 63) / 64 + 2);
+    assert_int_equal(seen.with_posts, 3);
+
+    /* A launch that fails ends the op, and no word is posted. */
+    memset(words, 0, sizeof words);
+    seen.fail_launch = 2;
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, (uintptr_t)&done, posts, POSTS, 99),
+                     TIDE_ERR_SYSTEM);
+    assert_non_null(strstr(tide_last_error(), "launching a kernel"));
+    assert_int_equal(words[0], 0);
+
+    /* Nothing to add, but somebody to tell. */
+    reduce.n_segments = 0;
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, (uintptr_t)&done, posts, 1, 5), TIDE_OK);
+    assert_int_equal(words[0], 5);
+    cuda_kernels_unload(k);
+}
+
+static void test_shapes(void **state)
+{
+    cuda_kernels *k = open_kernels();
+    static _Alignas(16) uint16_t in[1 << 16];
+    static _Alignas(16) float out[1 << 16];
+    fab_source source = {at(in), 0, TIDE_BF16, 0};
+    fab_segment segment = {at(out), 0, 1 << 16, 1, 0, 1};
+    fab_reduce reduce = {&segment, &source, 1, FAB_NOT_FINAL, 0};
+    (void)state;
+    static const struct { uint32_t ctas; const char *kernel; } cases[] = {
+        {1, "tide_reduce_fat_bf16"}, {4, "tide_reduce_fat_bf16"}, {5, "tide_reduce_thin_bf16"},
+        {32, "tide_reduce_thin_bf16"}, {132, "tide_reduce_fat_bf16"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, cases[i].ctas, 0, NULL, 0, 0), TIDE_OK);
+        assert_string_equal(seen.last_kernel, cases[i].kernel);
+        if (strstr(cases[i].kernel, "thin"))
+            assert_true(seen.last_shared <= 24 << 10);
+    }
+    /* One source off 16 bytes: the plain kernel. */
+    source.at = at(in + 1);
+    segment.elems--;
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, 0, NULL, 0, 0), TIDE_OK);
+    assert_string_equal(seen.last_kernel, "tide_reduce_plain_bf16");
+    /* beta 1 is fused: the kernels that fetch the results so far */
+    source.at = at(in);
+    reduce.beta = FAB_BETA_ONE;
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 8, 0, NULL, 0, 0), TIDE_OK);
+    assert_string_equal(seen.last_kernel, "tide_reduce_thin_add_bf16");
+
+    fab_source mixed[2] = {{at(in), 0, TIDE_BF16, 0}, {at(out), 0, TIDE_F32, 0}};
+    reduce.sources = mixed;
+    segment.n_sources = 2;
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 8, 0, NULL, 0, 0), TIDE_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tide_last_error(), "one dtype"));
+    cuda_kernels_unload(k);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static void test_copies_equal_the_host(void **state)
+{
+    enum { RUNS = 40 };
+    cuda_kernels *k = open_kernels();
+    unsigned char *src = malloc(4 * ROOM), *out = malloc(4 * ROOM), *naive = malloc(4 * ROOM);
+    const int dtypes[] = {TIDE_F32, TIDE_BF16, TIDE_F16, TIDE_OPAQUE};
+    (void)state;
+    fill(src, 4 * ROOM);
+    for (int round = 0; round < 400; round++) {
+        int from = dtypes[draw(4)], to = draw(2) || from == TIDE_OPAQUE ? from : dtypes[draw(3)];
+        uint32_t a = from == TIDE_OPAQUE ? 1 : tide_dtype_bytes(from), b = to == TIDE_OPAQUE ? 1 : tide_dtype_bytes(to);
+        uint32_t n = 1 + draw(RUNS), used = 0, equal = draw(2) ? 16 * draw(50) : 0;
+        fab_run runs[RUNS], twins[RUNS];
+        const void *args[1] = {src + a * draw(16)};
+        fab_copy copy = {.runs = runs, .n_runs = n, .src_dtype = (uint8_t)from, .dst_dtype = (uint8_t)to}, twin = copy;
+        fab_call call = {.args = args};
+        twin.runs = twins;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t width = equal ? equal : draw(300), rows = equal ? 1 : draw(4), gap = equal ? 16 : draw(9);
+            runs[i] = (fab_run){.src = {(uintptr_t)(equal ? (uint64_t)i * (width + 32) * a : a * draw(4000)), 0, draw(20) == 0},
+                                .dst = at(out + used), .width = width, .rows = rows,
+                                .src_pitch = width * a + a * draw(5), .dst_pitch = width * b + gap};
+            if (draw(3) == 0)
+                runs[i].src_pitch = width * a, runs[i].dst_pitch = width * b;
+            twins[i] = runs[i];
+            twins[i].dst = at(naive + used);
+            used += (uint32_t)(rows * runs[i].dst_pitch);
+        }
+        assert_true(used < 4 * ROOM);
+        fill(out, 4 * ROOM);
+        memcpy(naive, out, 4 * ROOM);
+        assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, (int)draw(2), draw(17)), TIDE_OK);
+        host_naive_copy(&twin, &call);
+        assert_memory_equal(out, naive, 4 * ROOM);
+    }
+    free(naive);
+    free(out);
+    free(src);
+    cuda_kernels_unload(k);
+}
+
+/* What goes where. One source memory and one destination, each large enough for every case. */
+static void test_choices(void **state)
+{
+    enum { WIDE = 64 << 10, MANY = 600 };
+    cuda_kernels *k = open_kernels();
+    unsigned char *src = calloc(MANY + 1, 2 * WIDE), *dst = calloc(MANY + 1, 2 * WIDE);
+    static fab_run runs[MANY];
+    fab_copy copy = {.runs = runs, .n_runs = MANY, .src_dtype = TIDE_BF16, .dst_dtype = TIDE_BF16};
+    (void)state;
+
+    /* Unequal runs to a peer: batches of descriptors. */
+    for (uint32_t i = 0; i < MANY; i++)
+        runs[i] = (fab_run){at(src + 2 * WIDE * i), at(dst + 2 * WIDE * i), 100 + i, 1, 0, 0};
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_int_equal(seen.descriptors, MANY);
+    assert_int_equal(seen.batches, 3);
+    assert_int_equal(seen.launches, 0);
+
+    /* The same within the GPU: 9 us a descriptor is more than a kernel. */
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 16), TIDE_OK);
+    assert_int_equal(seen.batches + seen.copies, 0);
+    assert_true(seen.launches >= 3);
+
+    /* Equal neighbours: one 2-D copy; contiguous ones: one copy. */
+    for (uint32_t i = 0; i < MANY; i++)
+        runs[i] = (fab_run){at(src + WIDE * i), at(dst + 2 * WIDE * i), WIDE / 2, 1, 0, 0};
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_true(seen.copies_2d == 1 && seen.batches + seen.copies + seen.launches == 0);
+    for (uint32_t i = 0; i < MANY; i++)
+        runs[i].dst = at(dst + WIDE * i);
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_true(seen.copies == 1 && seen.batches + seen.copies_2d + seen.launches == 0);
+
+    /* Two neighbours are two descriptors; a large copy within the GPU is the copy engine's. */
+    copy.n_runs = 2;
+    runs[1].dst = at(dst + 2 * WIDE);
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_true(seen.descriptors == 2 && seen.copies_2d == 0);
+    copy.n_runs = 1;
+    runs[0] = (fab_run){at(src), at(dst), (uint64_t)MANY * WIDE, 1, 0, 0};
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 4), TIDE_OK);
+    assert_true(seen.copies == 1 && seen.launches == 0);
+
+    /* Wide rows: 2-D. Narrow rows: a kernel. Casts: a kernel. */
+    runs[0] = (fab_run){at(src), at(dst), WIDE / 2, MANY, 2 * WIDE, WIDE};
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_true(seen.copies_2d == 1 && seen.launches == 0);
+    runs[0].width = 512;
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_true(seen.copies_2d == 0 && seen.launches == 1);
+    assert_string_equal(seen.last_kernel, "tide_copy_bulk");
+    runs[0].width = 33;
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_string_equal(seen.last_kernel, "tide_copy_plain");
+    copy.dst_dtype = TIDE_F32;
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_string_equal(seen.last_kernel, "tide_cast_bf16_f32");
+
+    /* Fills: memset in this GPU, a kernel when they are many or on a peer. */
+    copy = (fab_copy){.runs = runs, .n_runs = 2, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE};
+    runs[0] = (fab_run){{0, -1, 1}, at(dst), 256 * WIDE, 1, 0, 0};
+    runs[1] = (fab_run){{0, -1, 1}, at(dst + 256 * WIDE), WIDE / 2, 256, 0, WIDE};
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 0), TIDE_OK);
+    assert_true(seen.fills == 1 && seen.fills_2d == 1 && seen.launches == 0);
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_true(seen.fills + seen.fills_2d == 0 && seen.launches == 1);
+    free(dst);
+    free(src);
+    cuda_kernels_unload(k);
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+static cu_result no_module(cu_module *module, const void *image)
+{
+    (void)module, (void)image;
+    return CU_INVALID_VALUE;
+}
+
+static void test_loading(void **state)
+{
+    cuda_driver refuses = table;
+    cuda_kernels *k;
+    size_t image_bytes, bytes;
+    (void)state;
+    refuses.ModuleLoadData = no_module;
+    cuda_image(&image_bytes);
+    assert_int_equal(cuda_kernels_load(&refuses, NULL, &k), image_bytes ? TIDE_ERR_SYSTEM : TIDE_ERR_UNSUPPORTED);
+    assert_null(k);
+    if (!image_bytes)
+        assert_non_null(strstr(tide_last_error(), "built without nvcc"));
+    cuda_kernels_unload(NULL);
+    tide_alloc_fail_at(1);
+    assert_int_equal(cuda_kernels_load(&table, NULL, &k), TIDE_ERR_MEMORY);
+    tide_alloc_fail_at(0);
+    assert_null(cuda_kernel_twin("tide_multimem_store", &bytes));
+    assert_int_equal(bytes, sizeof(kernel_multimem));
+    assert_null(cuda_kernel_twin("no such kernel", &bytes));
+    assert_int_equal(bytes, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums_equal_the_host), cmocka_unit_test(test_sums_are_split),
+        cmocka_unit_test(test_shapes),              cmocka_unit_test(test_copies_equal_the_host),
+        cmocka_unit_test(test_choices),             cmocka_unit_test(test_loading),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
