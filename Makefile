@@ -72,10 +72,12 @@ $(UNIT:%=%.run): %.run: %
 # Everything, with the compilers and sanitizers that are here: scripts/test.sh says what it skips. PYTHON=... picks the interpreter.
 test:
 	@sh scripts/test.sh
-# What takes tens of minutes: more random plans, every named plan, every mutant, more orders.
+# What takes tens of minutes: more random plans, every named plan, every mutant, more orders, thousands of configurations.
 test-long: units cli
 	$(BUILD)/tests/test_verify 20000 2001
 	$(BUILD)/tests/test_mutants 400
+	$(BUILD)/tests/test_mutants_real 100000 200
+	$(BUILD)/tide check --calls 40000
 	$(BUILD)/tide verify
 	$(BUILD)/tide verify --mutate
 # A Python with torch and the test packages; .venv when PYTHON has them not.
