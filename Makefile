@@ -63,7 +63,14 @@ $(BUILD)/tide: $(CLI_OBJ) $(BUILD)/libtide.a
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(SUPPORT) $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SAN) -o $@ $^ -lcmocka $(LDLIBS)
-units: $(UNIT)
+# The command line over the fake driver.
+$(BUILD)/tests/fakes/tide/cli_main.o: src/cli/main.c
+	@mkdir -p $(@D)
+	$(CC) $(ALLFLAGS) -Dmain=tide_main -c $< -o $@
+$(BUILD)/tide-fake: $(BUILD)/tests/fakes/tide/main.o $(BUILD)/tests/fakes/tide/cli_main.o \
+    $(filter-out %/cli/main.o %/cli/rules.o,$(CLI_OBJ)) $(SUPPORT) $(BUILD)/libtide.a
+	$(CC) $(CFLAGS) $(SAN) -o $@ $^ $(LDLIBS)
+units: $(UNIT) $(BUILD)/tide-fake
 # Each test's output is printed whole when it has ended, so that -j runs several at once.
 unit: $(UNIT_RUN:%=%.run)
 $(UNIT:%=%.run): %.run: %
