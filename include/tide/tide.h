@@ -258,7 +258,10 @@ TIDE_API int tide_bootstrap_allgather(void *bootstrap, const void *in, void *out
 /* L  After the communicators that use it. NULL is fine. */
 TIDE_API void tide_bootstrap_destroy(tide_bootstrap *bootstrap);
 
-typedef enum tide_fabric { TIDE_FABRIC_HOST = 0 } tide_fabric;
+typedef enum tide_fabric {
+    TIDE_FABRIC_HOST = 0, /* threads and processes of one machine, memory of the CPU */
+    TIDE_FABRIC_CUDA = 1  /* GPUs of one machine that can access each other's memory */
+} tide_fabric;
 
 typedef struct tide_comm tide_comm;
 typedef struct tide_comm_desc {
@@ -266,7 +269,7 @@ typedef struct tide_comm_desc {
     uint32_t rank, n_ranks;
     uint32_t node_size;          /* local ranks a node; 0: all ranks of this machine are one node */
     int fabric;                  /* tide_fabric */
-    int device;                  /* ordinal; ignored by the host fabric */
+    int device;                  /* ordinal of this rank's GPU; ignored by the host fabric */
     tide_allgather_fn allgather; /* used by create and groups_create only, in the caller's thread; NULL when n_ranks
                                     is 1 */
     void *allgather_context;
@@ -310,7 +313,7 @@ TIDE_API int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, 
 
 typedef struct tide_group_path {
     size_t size;
-    const char *path;   /* "host M=2 L=2 multicast" */
+    const char *path;   /* "host M=2 L=2 multicast", "cuda M=1 L=2 unicast" */
     const char *reason; /* why this path; valid while the communicator lives */
     uint64_t digest;    /* of the plan, equal on all ranks */
     uint64_t all_gathers, reduce_scatters; /* calls enqueued */

@@ -24,9 +24,11 @@ int comm_enter(const tide_comm *comm)
  * rank. */
 static int check_desc(const tide_comm_desc *desc)
 {
-    if (desc->fabric != TIDE_FABRIC_HOST)
+    if (desc->fabric != TIDE_FABRIC_HOST && desc->fabric != TIDE_FABRIC_CUDA)
         return tide_fail(TIDE_ERR_UNSUPPORTED,
-                         "fabric: %d is not built into this library, expected TIDE_FABRIC_HOST (0)", desc->fabric);
+                         "fabric: %d is not built into this library, expected TIDE_FABRIC_HOST (0) or "
+                         "TIDE_FABRIC_CUDA (1)",
+                         desc->fabric);
     if (desc->node_size > 0 && desc->n_ranks % desc->node_size != 0)
         return tide_fail(TIDE_ERR_ARGUMENT, "node_size: %u does not divide n_ranks %u", desc->node_size, desc->n_ranks);
     if (desc->node_size > TIDE_MAX_LOCAL)
@@ -79,7 +81,8 @@ static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
     for (uint32_t r = 1; r < comm->open.n_ranks; r++) {
         if (hosts[r] != hosts[0])
             return tide_fail(TIDE_ERR_UNSUPPORTED,
-                             "fabric: host needs all ranks on one machine, rank %u is on another than rank 0", r);
+                             "fabric: %s needs all ranks on one machine, rank %u is on another than rank 0",
+                             comm->fabric == TIDE_FABRIC_CUDA ? "cuda" : "host", r);
     }
     status = comm_node_size(hosts, comm->open.n_ranks, node_size, &comm->local, comm->reason, sizeof comm->reason);
     if (status != TIDE_OK)
@@ -131,6 +134,8 @@ static tide_comm *comm_allocate(const tide_comm_desc *desc)
         return NULL;
     comm->fabric = desc->fabric;
     comm->options = desc->options ? *desc->options : defaults;
+    if (comm->fabric == TIDE_FABRIC_CUDA)
+        comm->options.target = 1;
     comm->scratch = tide_calloc((size_t)desc->n_ranks * COMM_FIELDS, sizeof *comm->scratch);
     if (!comm->scratch) {
         comm_free(comm);
@@ -192,7 +197,8 @@ int tide_comm_create(const tide_comm_desc *desc, tide_comm **out)
     if (status == TIDE_OK)
         status = agree_on_nodes(comm, desc->node_size);
     if (status == TIDE_OK)
-        status = fab_host_open(&comm->open, &comm->device);
+        status = comm->fabric == TIDE_FABRIC_CUDA ? fab_cuda_open(&comm->open, &comm->device)
+                                                  : fab_host_open(&comm->open, &comm->device);
     if (status == TIDE_OK) /* capabilities may differ between ranks */
         status = fab_agree(&comm->open, resolve_multicast(comm));
     if (status == TIDE_OK) {

@@ -35,6 +35,7 @@ static DLDataType dlpack_dtype(int dtype)
 int tide_group_dlpack(tide_group *group, int kind, uint32_t index, void **out)
 {
     tide_tensor tensor = {.size = sizeof tensor};
+    const tide_comm *comm;
     held_tensor *held;
     int status;
 
@@ -51,9 +52,12 @@ int tide_group_dlpack(tide_group *group, int kind, uint32_t index, void **out)
         tide_free(held);
         return TIDE_ERR_MEMORY;
     }
+    comm = group->set->comm;
     held->shape[0] = (int64_t)(tensor.dtype == TIDE_OPAQUE ? tensor.bytes : tensor.bytes / tensor.item_size);
     held->managed.dl_tensor = (DLTensor){.data = tensor.data,
-                                         .device = {DLPACK_CPU, 0},
+                                         .device = comm->fabric == TIDE_FABRIC_CUDA
+                                                       ? (DLDevice){DLPACK_CUDA, comm->open.device}
+                                                       : (DLDevice){DLPACK_CPU, 0},
                                          .ndim = 1,
                                          .dtype = dlpack_dtype(tensor.dtype),
                                          .shape = held->shape};

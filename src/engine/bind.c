@@ -153,13 +153,15 @@ static int bind_copy(binder *b, const op *o, bound_op *out)
     uint32_t v = variants(b->s, o);
     for (uint32_t parity = 0; parity < v; parity++) {
         fab_copy *copy = &b->p->copies[b->used.copies++];
-        *copy = (fab_copy){&b->p->runs[b->used.runs], 0, o->src_dtype, o->dst_dtype};
+        *copy = (fab_copy){&b->p->runs[b->used.runs], 0, o->src_dtype, o->dst_dtype, (uint16_t)b->e->rank};
         for (uint32_t i = o->first; i < o->first + o->count; i++) {
             const op_run *r = &b->s->runs[i];
             uint32_t n = copies_of(b->e, r);
             for (uint32_t k = 0; k < n; k++) {
                 fab_run *run = &b->p->runs[b->used.runs++];
                 int64_t rank = r->dst.who == WHO_NODE ? (int64_t)(b->e->node * b->e->local + k) : r->dst.who;
+                if (r->dst.space == SPACE_REGION && rank >= 0)
+                    copy->rank = (uint16_t)rank;
                 int status = resolve(b, &r->src, parity, r->src.who,
                                      extent_of(r->rows, r->src_pitch, r->width * item_bytes(o->src_dtype)), &run->src);
                 if (status == TIDE_OK)

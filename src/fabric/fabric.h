@@ -44,6 +44,7 @@ typedef struct fab_copy {
     const fab_run *runs;
     uint32_t n_runs;
     uint8_t src_dtype, dst_dtype;
+    uint16_t rank; /* whose memory is written; sources are the own rank's */
 } fab_copy;
 
 /* Sum of sources first_source .. first_source + n_sources - 1 in this order, in fp32; the first one starts the sum;
@@ -242,7 +243,7 @@ static inline int fab_check_fork(void)
 
 /* ---- the host device's own switches, for tests ----------------------------------------------- */
 
-/* Of the streams that can run choose one by this seed, item by item, instead of running them in turn; 0: in turn. */
+/* Among streams that can run, choose by this seed instead of in turn; 0: in turn. */
 void fab_host_set_seed(fab_device *d, uint64_t seed);
 
 /* Faults of the rail, per message: a transfer with its signal, or a signal. Probabilities in 1/65536. Contexts overtake

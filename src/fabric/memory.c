@@ -102,54 +102,62 @@ typedef struct identity {
     uint64_t object;
 } identity;
 
-int fab_memory_exchange(const fab_open *desc, int status, uint64_t process, fab_memory *own, const uint8_t *peers,
-                         fab_memory **memory, int64_t *pids)
+int fab_objects_exchange(const fab_open *desc, int status, uint64_t process, void *own, int fd, const uint8_t *peers,
+                         void **objects, int *fds, int64_t *pids)
 {
     uint32_t n = desc->n_ranks;
     identity id = {process, getpid(), (uint64_t)(uintptr_t)own}, *ids = NULL;
     uint8_t *remote = NULL;
-    int *fds = NULL;
-    bool exchanged = false;
 
-    if (status == TIDE_OK &&
-        (!(ids = tide_calloc(n, sizeof *ids)) || !(remote = tide_calloc(n, 1)) || !(fds = tide_calloc(n, sizeof *fds))))
+    if (status == TIDE_OK && (!(ids = tide_calloc(n, sizeof *ids)) || !(remote = tide_calloc(n, 1))))
         status = TIDE_ERR_MEMORY;
     status = fab_agree(desc, status);
-    if (status != TIDE_OK)
-        goto done;
-    status = fab_allgather(desc, &id, ids, sizeof id);
-    if (status != TIDE_OK)
-        goto done;
-    for (uint32_t r = 0; r < n; r++) {
+    if (status == TIDE_OK)
+        status = fab_allgather(desc, &id, ids, sizeof id);
+    for (uint32_t r = 0; status == TIDE_OK && r < n; r++) {
         bool here = ids[r].pid == id.pid && ids[r].process == id.process;
         remote[r] = peers[r] && r != desc->rank && !here;
+        objects[r] = (peers[r] || r == desc->rank) && here ? (void *)(uintptr_t)ids[r].object : NULL;
         if (pids)
             pids[r] = 0;
-        if ((peers[r] || r == desc->rank) && here) {
-            memory[r] = (fab_memory *)(uintptr_t)ids[r].object;
-            atomic_fetch_add(&memory[r]->refs, 1);
-        }
     }
-    status = fab_handles_exchange(desc, status, remote, own->fd, fds, pids);
-    exchanged = status == TIDE_OK;
-    for (uint32_t r = 0; r < n && status == TIDE_OK; r++)
-        if (remote[r])
-            status = map_peer(fds[r], &memory[r]);
-    for (uint32_t r = 0; exchanged && r < n; r++)
-        if (fds[r] >= 0)
-            close(fds[r]);
-    if (exchanged)
-        status = fab_agree(desc, status);
-done:
-    if (status != TIDE_OK) {
-        for (uint32_t r = 0; r < n && memory; r++) {
-            fab_memory_drop(memory[r]);
-            memory[r] = NULL;
-        }
-    }
-    tide_free(fds);
+    if (status == TIDE_OK)
+        status = fab_handles_exchange(desc, status, remote, fd, fds, pids);
     tide_free(remote);
     tide_free(ids);
+    return status;
+}
+
+int fab_memory_exchange(const fab_open *desc, int status, uint64_t process, fab_memory *own, const uint8_t *peers,
+                        fab_memory **memory, int64_t *pids)
+{
+    uint32_t n = desc->n_ranks;
+    void **here = tide_calloc(n, sizeof *here);
+    int *fds = tide_calloc(n, sizeof *fds);
+
+    if (status == TIDE_OK && (!here || !fds))
+        status = TIDE_ERR_MEMORY;
+    status = fab_objects_exchange(desc, status, process, own, own ? own->fd : -1, peers, here, fds, pids);
+    if (status == TIDE_OK) {
+        for (uint32_t r = 0; r < n && status == TIDE_OK; r++) {
+            if (here[r]) {
+                memory[r] = here[r];
+                atomic_fetch_add(&memory[r]->refs, 1);
+            } else if (fds[r] >= 0) {
+                status = map_peer(fds[r], &memory[r]);
+            }
+        }
+        for (uint32_t r = 0; r < n; r++)
+            if (fds[r] >= 0)
+                close(fds[r]);
+        status = fab_agree(desc, status);
+    }
+    for (uint32_t r = 0; status != TIDE_OK && memory && r < n; r++) {
+        fab_memory_drop(memory[r]);
+        memory[r] = NULL;
+    }
+    tide_free(fds);
+    tide_free(here);
     return status;
 }
 

@@ -24,6 +24,12 @@ void fab_memory_drop(fab_memory *m);
 int fab_memory_exchange(const fab_open *desc, int status, uint64_t process, fab_memory *own, const uint8_t *peers,
                         fab_memory **memory, int64_t *pids);
 
+/* C  What lies under a descriptor: objects[r] is the `own` of rank r where that rank is of this process (its owner keeps it
+ * until all have agreed on what they made of it), else fds[r] is its `fd`, owned by the caller. For every r with
+ * peers[r] != 0, and this rank; NULL and -1 for the others. */
+int fab_objects_exchange(const fab_open *desc, int status, uint64_t process, void *own, int fd, const uint8_t *peers,
+                         void **objects, int *fds, int64_t *pids);
+
 /* What this process tells its ranks from others by: pids alone could be equal in different pid namespaces. */
 int fab_process(uint64_t *token);
 

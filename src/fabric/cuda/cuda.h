@@ -1,11 +1,20 @@
 /*
- * cuda.h - what the files of the CUDA device share.
+ * cuda.h - the CUDA device: ranks are processes or threads of one machine, one GPU each (or a share of one), streams are
+ * CUDA streams of the GPU's primary context, memory is mapped between GPUs.
+ *
+ * A wait is a stream operation on a word in this GPU's memory, never in a peer's. A signal is an 8-byte copy into the
+ * peer's word from a staging word that the same stream has written, a plain stream operation for the own word, or a
+ * store of the kernel that a signal follows. Words carry no tag: whether ranks make the same call is compared on the
+ * host, in the control pages, before anything of it is enqueued.
+ *
+ * What is enqueued is bound at once: a call's arguments travel in launches and copies. Stream operations of one stream
+ * are gathered and a reduce waits for its posts; both go out before anything else on their stream, and at call_submit.
  */
 #ifndef TIDE_CUDA_H
 #define TIDE_CUDA_H
 
 #include "fabric/cuda/driver.h"
-#include "fabric/fabric.h"
+#include "fabric/peers.h"
 
 /* ---- launch.c: batches on a stream, by copy engine or by kernel --------------------------------- */
 
@@ -23,5 +32,206 @@ int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, co
 int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *reduce, const void *const *args,
                        int accumulate, float alpha, uint32_t ctas, cu_ptr done, const cu_ptr *posts, uint32_t n_posts,
                        uint64_t post_value);
+
+/* ---- the device --------------------------------------------------------------------------------- */
+
+enum {
+    CUDA_CALLS = 8,      /* of one program that are begun and not submitted for good */
+    CUDA_TAGS = 1024,    /* collectives that the control page remembers */
+    CUDA_OPS = 128,      /* stream operations that go out together; the driver takes less than 256 */
+    CUDA_STAGED = 64,    /* staging words of a stream */
+    CUDA_ROOM = 512,     /* what a stream takes before it looks back, in commands and awaited words */
+    CUDA_TARGETS = 2048, /* awaited words that a stream remembers: more than two such rooms */
+    CUDA_READ_BACK = 64  /* words looked at together */
+};
+_Static_assert(CUDA_TARGETS > 3 * CUDA_ROOM, "what is under way stays in the ring");
+
+/* Collective `sequence` of a rank, counted from 1. */
+typedef struct cuda_tag { _Atomic uint64_t sequence, tag; } cuda_tag;
+typedef struct cuda_page {
+    fab_page page;
+    cuda_tag tags[CUDA_TAGS];
+} cuda_page;
+
+/* Device memory of one rank as this process sees it. Ranks of one process share the object, so it is counted; each
+ * keeps the GPU's context. */
+typedef struct cuda_memory {
+    _Atomic uint32_t refs;
+    const cuda_driver *driver;
+    cu_dev gpu;
+    cu_context context;
+    cu_handle handle;
+    cu_ptr base;
+    uint64_t bytes;
+    int retained, created, reserved, mapped;
+} cuda_memory;
+
+typedef struct cuda_arena {
+    fab_arena face;
+    _Atomic uint32_t refs;
+    uint32_t rank, n_ranks;
+    cuda_memory **memory;
+} cuda_arena;
+
+/* A word that a stream waits for. */
+typedef struct cuda_target {
+    cu_ptr word;
+    uint64_t value, last; /* last: number of the wait's last target */
+    uint32_t rank;        /* who posts */
+    fab_waiting wait;
+} cuda_target;
+
+typedef struct cuda_stream {
+    cu_stream handle;        /* NULL: no program has ops on it */
+    const fab_reduce *reduce; /* put off, with its call: posts may follow */
+    fab_call *reduce_call;
+    uint32_t n_ops, next_staged;
+    cu_ptr done, staged;     /* device memory: a launch's counter; staging words */
+    cu_ptr crumb_device;
+    _Atomic uint64_t *crumb; /* number of the first target of the latest wait that the stream has come to; 0: none */
+    uint64_t n_targets;      /* awaited so far: target t is targets[t % CUDA_TARGETS], counted from 1 */
+    uint64_t settled;        /* the wait that begins with this target is over, as looked up; under the device lock */
+    cuda_target *targets;    /* under the device lock */
+    uint32_t since_mark, mark; /* mark: of the two, the next to be recorded */
+    cu_event marks[2];
+    cu_stream_op ops[CUDA_OPS];
+} cuda_stream;
+
+struct fab_event { fab_queue *queue; cu_event handle; };
+
+struct fab_queue {
+    struct cuda_device *device;
+    fab_queue *next;
+    uint32_t n_streams;
+    cuda_stream *streams;
+    cu_ptr words;  /* device memory of the streams */
+    void *crumbs;  /* mapped host memory: a line a stream */
+    cu_event bridge[2]; /* between the caller's stream and `through` */
+    int64_t now;   /* when the caller began the part that it is enqueueing */
+};
+
+struct fab_call {
+    fab_calls *calls;
+    uint32_t held; /* a further part follows */
+    int accumulate;
+    float alpha;
+    uint64_t number;
+    const void **args;
+};
+struct fab_calls {
+    fab_queue *queue;
+    uint32_t n_args, next;
+    const void **args;
+    fab_call ring[CUDA_CALLS];
+};
+
+struct fab_rail {
+    fab_queue *queue;
+    uint32_t nodes, node, n_ctx, n_sig;
+    cu_ptr *words;      /* per node: this lane's rail words */
+    uint64_t *sent;     /* per (node, ctx, sig): signals so far */
+    uint64_t *consumed; /* the same of those awaited */
+    uint32_t *node_of;  /* per absolute rank; UINT32_MAX: not on this rail */
+};
+
+typedef struct cuda_device {
+    fab_device face;
+    fab_open open;
+    fab_peers peers;
+    const cuda_driver *driver;
+    cu_dev gpu;
+    cu_context context;
+    int retained, current; /* current: pushed by the enqueueing thread until call_submit */
+    cuda_kernels *kernels;
+    cu_stream rescue;      /* never waits: ends the waits of the others, reads words back */
+    uint64_t *read_back;   /* CUDA_READ_BACK words of pinned memory */
+    uint8_t *same_gpu;     /* per rank: its memory is in this GPU */
+    uint64_t sequence;     /* collectives begun */
+    pthread_mutex_t lock;  /* queues and what their streams wait for */
+    fab_queue *queues;
+    _Atomic uint32_t busy; /* something may be under way: the watch looks again soon */
+} cuda_device;
+
+static inline cuda_page *cuda_rank_page(const cuda_device *d, uint32_t rank)
+{
+    return (cuda_page *)fab_peers_page(&d->peers, rank);
+}
+static inline cu_ptr cuda_address(const void *p)
+{
+    return (cu_ptr)(uintptr_t)p;
+}
+static inline int cuda_push(const cuda_device *d)
+{
+    return cuda_check(d->driver, d->driver->CtxPush(d->context), "cuCtxPushCurrent");
+}
+static inline void cuda_pop(const cuda_device *d)
+{
+    cu_context ignored;
+    d->driver->CtxPop(&ignored);
+}
+/* Sleeps a little longer each time. GPUs ring no futex, and a driver's own wait would not see a failure. */
+void cuda_nap(int64_t *ns);
+
+/* device.c */
+int cuda_queues_take(cuda_device *d, uint32_t n); /* hardware queues of this GPU for streams of this process */
+void cuda_queues_give(cuda_device *d, uint32_t n);
+int cuda_zero(const cuda_device *d, cu_ptr at, uint64_t bytes); /* done when it returns; context current */
+
+/* arena.c */
+int cuda_arena_create(fab_device *d, uint64_t bytes, const uint8_t *peers, fab_arena **out);
+void cuda_arena_hold(fab_arena *a);
+void cuda_arena_drop(fab_arena *a);
+void cuda_arena_trim(fab_arena *a, uint32_t keep);
+
+/* queue.c: set-up, calls, the caller's stream */
+int cuda_queue_create(fab_device *d, uint32_t n_streams, fab_queue **out);
+void cuda_queue_stop(fab_queue *q);
+void cuda_queue_destroy(fab_queue *q);
+int cuda_event_create(fab_queue *q, fab_event **out);
+void cuda_event_destroy(fab_event *e);
+int cuda_calls_create(fab_queue *q, uint32_t n_args, const uint32_t *ops, fab_calls **out);
+void cuda_calls_destroy(fab_calls *c);
+int cuda_call_begin(fab_calls *c, const fab_call_desc *desc, fab_call **out);
+void cuda_call_submit(fab_call *call, int hold);
+int cuda_caller_record(fab_queue *q, fab_event *e, void *stream);
+int cuda_caller_wait(fab_queue *q, fab_event *e, void *stream);
+int cuda_caller_check(fab_device *d, void *stream);
+int cuda_caller_fill(fab_queue *q, uint32_t through, void *dst, uint8_t value, uint64_t bytes, void *stream);
+int cuda_caller_copy(fab_queue *q, uint32_t through, void *dst, const void *src, uint64_t bytes, void *stream);
+int cuda_sync(fab_queue *q);
+
+/* stream.c: what is enqueued */
+int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *copy);
+int cuda_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce *reduce);
+int cuda_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value);
+int cuda_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value,
+              int check, const fab_where *where);
+int cuda_record(fab_queue *q, uint32_t stream, fab_event *e);
+int cuda_join(fab_queue *q, uint32_t stream, fab_event *e);
+/* Every verb that enqueues begins with it: the failure, or the context made current until call_submit. */
+int cuda_enter(fab_queue *q);
+/* Sends out what the stream has put off. */
+int cuda_flush(fab_queue *q, cuda_stream *s);
+int cuda_flush_all(fab_queue *q);
+/* What `weight` more commands and words need; may sleep until the stream has done some. */
+int cuda_room(fab_queue *q, cuda_stream *s, uint32_t weight);
+/* One 8-byte word each in the memory of a rank that is not this one, after all that the stream did before. */
+int cuda_post(fab_queue *q, cuda_stream *s, const cu_ptr *words, const uint64_t *values, uint32_t n);
+/* Appends the wait for n words; their `last` and `wait` are filled in. n is at most CUDA_AWAIT. */
+enum { CUDA_AWAIT = CUDA_OPS - 1 };
+int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait);
+
+/* rail.c */
+extern const fab_rail_verbs cuda_rail_verbs;
+
+/* watch.c */
+extern const fab_peers_hooks cuda_peers_hooks;
+int cuda_failure(fab_device *d, tide_failure *out);
+int cuda_fail(fab_device *d, const tide_failure *failure);
+int cuda_fail_device(cuda_device *d); /* the driver has said why: the thread's last error */
+/* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest. */
+void cuda_bring_to_rest(cuda_device *d, fab_queue *q);
+/* TIDE_OK: idle; 1: not yet; else an error of the device. Lock and context are the caller's business. */
+int cuda_queue_idle(fab_queue *q);
 
 #endif
