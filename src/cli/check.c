@@ -5,7 +5,7 @@
 #include "cli/check.h"
 
 /* The default number of calls of drawn configurations is that in which every bucket of the histogram gets ENOUGH. */
-enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, ENOUGH = 100 };
+enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, ENOUGH = 100, MAX_LEFT_OUT = 100 };
 
 /* ---- running and counting ---------------------------------------------------------------- */
 
@@ -36,7 +36,7 @@ static const struct {
     {"run_again", no_yes},
 };
 typedef struct tally {
-    uint64_t calls, gathers, wrong, configs;
+    uint64_t calls, gathers, wrong, configs, left_out;
     uint64_t results; /* digest over the results of all calls */
     uint64_t by[BY_KINDS][TIDE_MAX_NODES + 1];
 } tally;
@@ -221,15 +221,18 @@ static void print_tally(const tally *t, bool drawn)
         printf("%s\n", each_short(t, say_short) ? "" : "none");
     }
     printf("  %-15s 0x%016llx\n", "results", (unsigned long long)t->results);
+    if (t->left_out)
+        printf("  %-15s %llu configurations: more ranks a GPU than it has hardware queues for\n", "left out",
+               (unsigned long long)t->left_out);
 }
 
 static void print_tally_json(const cli *c, const tally *t, bool drawn)
 {
     printf("{\"schema\": 1, \"seed\": %lld, \"calls\": %llu, \"wrong\": %llu, \"configurations\": %llu, "
-           "\"all_gathers\": %llu, \"reduce_scatters\": %llu, \"results\": \"0x%016llx\", \"histogram\": {",
+           "\"all_gathers\": %llu, \"reduce_scatters\": %llu, \"left_out\": %llu, \"results\": \"0x%016llx\", \"histogram\": {",
            (long long)c->seed, (unsigned long long)t->calls, (unsigned long long)t->wrong,
            (unsigned long long)t->configs, (unsigned long long)t->gathers, (unsigned long long)(t->calls - t->gathers),
-           (unsigned long long)t->results);
+           (unsigned long long)t->left_out, (unsigned long long)t->results);
     for (int k = 0; k < BY_KINDS; k++) {
         bool first = true;
         printf("%s\"%s\": {", k ? ", " : "", rows[k].name);
@@ -250,11 +253,18 @@ static void print_tally_json(const cli *c, const tally *t, bool drawn)
 /* Everything is drawn: then a long run fills every bucket. */
 static bool all_drawn(const cli *c)
 {
-    bool drawn = !c->model && !c->shapes && !c->nodes && !c->local && !c->threads && !c->procs;
+    bool drawn = !c->model && !c->shapes && !c->nodes && !c->local && !c->threads && !c->procs && !c->fabric;
 
     for (size_t i = 0; i < CLI_MAX_KNOBS; i++)
         drawn = drawn && !c->knob_given[i];
     return drawn;
+}
+
+/* A topology that the command line fixes is tried all the same, so that the library says what it lacks. */
+static bool fits(const check_config *config)
+{
+    const check_run *run = &config->runs[config->n_runs - 1];
+    return run->procs || !run->fabric->fits || run->fabric->fits(&config->topology, run->gpus);
 }
 
 int cli_check(const cli *c)
@@ -265,6 +275,7 @@ int cli_check(const cli *c)
     static const char *const shape_flags[] = {"dtype",   "shard-dtype", "grad-dtype", "input",
                                               "landing", "groups",      NULL};
     const cli_fabric *fabric = c->fabric ? cli_find_fabric(c->fabric) : &cli_fabrics[0];
+    uint32_t left_out_in_a_row = 0;
     tally *t;
     int code = CLI_OK;
 
@@ -281,6 +292,13 @@ int cli_check(const cli *c)
         uint64_t left = want - done;
         int one = check_draw(c, fabric, seed, left < UINT32_MAX / 2 ? (uint32_t)left : UINT32_MAX / 2, &config);
 
+        if (one == CLI_OK && !given && !fits(&config) && left_out_in_a_row++ < MAX_LEFT_OUT) {
+            t->left_out++;
+            check_clear(&config);
+            seed++;
+            continue;
+        }
+        left_out_in_a_row = 0;
         if (one == CLI_OK)
             one = run_config(c, &config, t, text, sizeof text);
         if (one == CLI_WRONG)

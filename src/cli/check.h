@@ -50,6 +50,7 @@ typedef struct check_group {
 /* How the actions are carried out. All runs of a configuration give the same bytes. */
 typedef struct check_run {
     const cli_fabric *fabric;
+    int gpus; /* 0: all there are */
     tide_options options;
     bool procs;
     bool in_place; /* Slot-Reuse calls are made In-Place */

@@ -528,6 +528,9 @@ int check_draw(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t m
     roll_trouble(&d, n_ranks, first);
     config->runs[1] = *first;
     config->runs[1].fabric = fabric;
+    config->runs[1].gpus = (int)c->gpus;
+    if (other) /* a GPU's driver does not survive a fork: threads, or processes that never were anything else */
+        config->runs[1].procs = c->procs;
     config->n_runs = other ? 2 : 1;
     if (!given && (chance(&d, 3) || other)) {
         config->n_runs = 2;

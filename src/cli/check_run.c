@@ -535,6 +535,7 @@ static bool set_up(rank_state *s)
     if (!s->run->fabric->shared_landing && options.multicast == 1)
         options.multicast = 0;
     s->device.fabric = s->run->fabric;
+    s->device.gpus = s->run->gpus;
     s->opened = library(s, 0, "open the device", s->run->fabric->open(&s->device, s->start->rank, n_ranks(s)));
     if (!s->opened)
         goto out;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/fabric.h"
+#include "cli/cuda.h"
 #include "comm/comm.h"
 
 /* ---- host: a stream is the calling thread, device memory is memory ------------------------- */
@@ -56,7 +56,9 @@ static void host_trouble(tide_comm *comm, const cli_trouble *t)
 
 const cli_fabric cli_fabrics[] = {
     {"host", TIDE_FABRIC_HOST, true, host_open, host_close, host_alloc, host_release, host_copy, host_copy,
-     host_trouble},
+     host_trouble, NULL},
+    {"cuda", TIDE_FABRIC_CUDA, false, cli_cuda_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release, cli_cuda_copy_in,
+     cli_cuda_copy_out, NULL, cli_cuda_fits},
 };
 const size_t cli_n_fabrics = sizeof cli_fabrics / sizeof cli_fabrics[0];
 

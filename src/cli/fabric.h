@@ -12,6 +12,7 @@ typedef struct cli_fabric cli_fabric;
 /* One rank's device. */
 typedef struct cli_device {
     const cli_fabric *fabric;
+    int gpus;     /* how many to spread ranks over; 0: all there are */
     int ordinal;  /* for tide_comm_desc */
     void *stream; /* for every call of the library */
     void *own;    /* the fabric's */
@@ -39,6 +40,8 @@ struct cli_fabric {
     int (*copy_in)(cli_device *d, void *to, const void *host, size_t bytes);
     int (*copy_out)(cli_device *d, void *host, const void *from, size_t bytes);
     void (*trouble)(tide_comm *comm, const cli_trouble *t); /* before groups are created; NULL: none to be had */
+    /* Whether ranks of this topology can be threads of one process; NULL: any. */
+    bool (*fits)(const tide_topology *t, int gpus);
 };
 
 extern const cli_fabric cli_fabrics[]; /* the first one is the reference */

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "cli/cli.h"
+#include "cli/cuda.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define BUILD_SANITIZER "address"
@@ -30,7 +30,7 @@
 typedef struct fabric_row {
     const char *name;
     bool usable;
-    char why[128];
+    char why[256];
 } fabric_row;
 
 /* The host fabric needs memory that processes can share without a name in the file system. */
@@ -139,7 +139,8 @@ int cli_info(const cli *c)
     if (c->models)
         return print_models(c, &t);
     probe_host(&fabrics[0]);
-    not_built(&fabrics[1], "cuda");
+    fabrics[1].name = "cuda";
+    cli_cuda_probe(&fabrics[1].usable, fabrics[1].why, sizeof fabrics[1].why);
     not_built(&fabrics[2], "nccl");
     tide_text_put(
         &t,
@@ -158,7 +159,10 @@ int cli_info(const cli *c)
             tide_text_put(&t, "  %-6s %-9s %s\n", f->name, f->usable ? "usable" : "no", f->why);
         }
     }
-    tide_text_put(&t, c->json ? "], \"knobs\": [" : "\nknobs        default   bounds\n");
+    if (c->json)
+        tide_text_put(&t, "]");
+    cli_cuda_describe(&t, c->json);
+    tide_text_put(&t, c->json ? ", \"knobs\": [" : "\nknobs        default   bounds\n");
     for (size_t i = 0; tide_knob_describe(i, &knob) == TIDE_OK; i++)
         put_knob(&t, &knob, c->json, i == 0);
     if (c->json)
