@@ -14,10 +14,11 @@
 
 #include "tide/tide.h"
 
-enum cli_exit { CLI_OK = 0, CLI_WRONG = 1, CLI_BAD = 2 };
+enum cli_exit { CLI_OK = 0, CLI_WRONG = 1, CLI_BAD = 2, CLI_NO_GPU = 3 };
 
 /* A flag says which commands take it by these bits. CMD_SHAPED: commands about groups of parameters on a topology. */
-enum cli_bit { CMD_PLAN = 1, CMD_CHECK = 2, CMD_BENCH = 4, CMD_INFO = 8, CMD_HELP = 16, CMD_VERIFY = 32 };
+enum cli_bit { CMD_PLAN = 1, CMD_CHECK = 2, CMD_BENCH = 4, CMD_INFO = 8, CMD_HELP = 16, CMD_VERIFY = 32,
+               CMD_DRIVER_RULES = 128 };
 #define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH | CMD_VERIFY)
 #define CMD_RUNS (CMD_CHECK | CMD_BENCH) /* commands that start ranks */
 
@@ -27,7 +28,7 @@ typedef struct cli_command {
     uint32_t bit;
     int (*run)(const cli *c);
     const char *operands; /* "ag|rs", or "" */
-    const char *summary;
+    const char *summary;  /* NULL: a tool for working on TIDE, not in the list of commands */
     const char *text; /* what `tide help NAME` says before the flags */
 } cli_command;
 extern const cli_command cli_commands[];
@@ -104,6 +105,7 @@ int cli_bench(const cli *c);
 int cli_verify(const cli *c);
 int cli_audit(const cli *c);
 int cli_info(const cli *c);
+int cli_driver_rules(const cli *c);
 int cli_help(const cli *c);
 int cli_help_command(FILE *f, const cli_command *command);
 

@@ -21,7 +21,8 @@ int cli_help(const cli *c)
            "usage: tide COMMAND [flags]\n\n",
            tide_version());
     for (size_t i = 0; i < cli_n_commands; i++)
-        printf("  %-7s %s\n", cli_commands[i].name, cli_commands[i].summary);
+        if (cli_commands[i].summary)
+            printf("  %-7s %s\n", cli_commands[i].name, cli_commands[i].summary);
     printf("\ntide help COMMAND describes one.\n"
            "Exit status: 0 fine, 1 a check failed, 2 bad input (one line on standard error).\n");
     return CLI_OK;

@@ -243,7 +243,7 @@ static inline int fab_check_fork(void)
 
 /* ---- the host device's own switches, for tests ----------------------------------------------- */
 
-/* Among streams that can run, choose by this seed instead of in turn; 0: in turn. */
+/* Of the streams that can run choose one by this seed, item by item, instead of running them in turn; 0: in turn. */
 void fab_host_set_seed(fab_device *d, uint64_t seed);
 
 /* Faults of the rail, per message: a transfer with its signal, or a signal. Probabilities in 1/65536. Contexts overtake

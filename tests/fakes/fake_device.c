@@ -115,6 +115,7 @@ const cuda_driver *fake_cuda_start(const fake_cuda_options *options)
         table.MemcpyBatchAsync = NULL;
     fake.running = true;
     pthread_mutex_unlock(&fake.lock);
+    fake_kernels_add();
     return &table;
 }
 
@@ -594,14 +595,12 @@ cu_result fake_ModuleGetFunction(cu_function *function, cu_module module, const 
     return fake_leave(r);
 }
 
-enum { SHARED_CARVEOUT = 9 };
-
 cu_result fake_FuncSetAttribute(cu_function function, int attribute, int value)
 {
     cu_result r = fake_enter(FAKE_FuncSetAttribute, NEEDS_CONTEXT);
     if (r == CU_OK && !function)
         r = CU_INVALID_HANDLE;
-    if (r == CU_OK && attribute == SHARED_CARVEOUT)
+    if (r == CU_OK && attribute == CU_FUNC_SHARED_CARVEOUT)
         return fake_leave(value >= -1 && value <= 100 ? CU_OK : CU_INVALID_VALUE);
     if (r == CU_OK && (attribute != CU_FUNC_MAX_DYNAMIC_SHARED || value < 0 || value > 232448))
         r = CU_INVALID_VALUE;

@@ -194,6 +194,9 @@ void fake_stream_enqueue(cu_stream s, fake_op *op);
 void fake_streams_clear(void);
 void fake_wait_idle(int device); /* all that is enqueued now on the device has ended */
 
+/* fake_kernels.c */
+void fake_kernels_add(void); /* the library's, as their C twins */
+
 /* fake_run.c */
 bool fake_worker_start(void);
 void fake_wake(void);

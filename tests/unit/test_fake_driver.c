@@ -14,21 +14,6 @@
 #include "base/base.h"
 #include "cli/rules.h"
 
-static void add_word(const void *args)
-{
-    rules_kernel k;
-    memcpy(&k, args, sizeof k);
-    *(uint64_t *)(uintptr_t)k.target = *(const uint64_t *)(uintptr_t)k.source + k.value;
-}
-
-static void add_word_ranges(const void *args, fake_touch *t)
-{
-    rules_kernel k;
-    memcpy(&k, args, sizeof k);
-    fake_cuda_touch(t, k.target, 8);
-    fake_cuda_touch(t, k.source, 8);
-}
-
 static void test_rules(void **state)
 {
     (void)state;
@@ -159,7 +144,6 @@ static void test_complaints(void **state)
     assert_int_equal(w.d->MemcpyAsync(w.a, w.a + 64, 8, w.s[1]), CU_NOT_PERMITTED);
     COMPLAINS("being captured");
     fake_cuda_capture(w.s[1], false);
-    fake_cuda_kernel(RULES_KERNEL, sizeof args, add_word, add_word_ranges);
     assert_int_equal(w.d->ModuleLoadData(&m, "image"), CU_OK);
     assert_int_equal(w.d->ModuleGetFunction(&f, m, RULES_KERNEL), CU_OK);
     args = (rules_kernel){w.a, w.a + 4092, 1};
@@ -317,6 +301,5 @@ int main(void)
         cmocka_unit_test(test_leaks),  cmocka_unit_test(test_faults),         cmocka_unit_test(test_orders),
         cmocka_unit_test(test_foreign),
     };
-    fake_cuda_kernel(RULES_KERNEL, sizeof(rules_kernel), add_word, add_word_ranges);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "../harness/contract.h"
 #include "../harness/interp.h"
 #include "schedule/proof.h"
 
@@ -25,7 +26,6 @@ typedef struct buffers {
     struct world *w;
     uint32_t call, rank;
     void **args;
-    uint32_t n_args;
 } buffers;
 
 typedef struct world {
@@ -36,67 +36,30 @@ typedef struct world {
     buffers *buffers; /* by call * n_ranks + rank */
 } world;
 
-/* Small integers: exact in bf16, and so are sums of them in fp32. Another for each call, rank, input and element. */
-static float number(uint32_t call, uint32_t rank, uint32_t input, uint64_t element)
-{
-    uint64_t h = tide_fnv_u64(tide_fnv_u64(tide_fnv_u64(call * 131 + 7, rank), input), element);
-    return (float)((int)(h >> 40 & 127) - 64);
-}
-
-static void fill(void *to, int dtype, uint32_t call, uint32_t rank, uint32_t input, uint64_t first, uint64_t n)
-{
-    for (uint64_t i = 0; i < n; i++) {
-        float x = number(call, rank, input, first + i);
-        uint16_t h = tide_f32_to_bf16(x);
-        if (dtype == TIDE_F32)
-            memcpy((char *)to + 4 * i, &x, 4);
-        else
-            memcpy((char *)to + 2 * i, &h, 2);
-    }
-}
-
 static int give_inputs(void *context, uint32_t rank)
 {
     const buffers *b = context;
-    const verify_contract *c = b->w->c->calls[b->call].contract;
-    if (c->kind == VERIFY_AG && c->adopted)
-        fill(interp_memory(b->w->t, REGION_RESIDENT, 0, rank) + c->resident, c->in_dtype, b->call, rank, 0, 0,
-             c->packed / c->in_item);
-    for (uint32_t i = 0; i < c->n_inputs; i++)
-        fill(b->args[i], c->in_dtype, b->call, rank, c->kind == VERIFY_AG ? 0 : i,
-             c->kind == VERIFY_AG ? c->input_offset[i] / c->in_item : 0, c->input_bytes[i] / c->in_item);
+    contract_give(b->w->c->calls[b->call].contract, b->call, rank, b->args,
+                  interp_memory(b->w->t, REGION_RESIDENT, 0, rank));
     return 0;
 }
 
 static int take_inputs(void *context, uint32_t rank)
 {
     const buffers *b = context;
-    const verify_contract *c = b->w->c->calls[b->call].contract;
     (void)rank;
-    for (uint32_t i = 0; i < c->n_inputs; i++)
-        memset(b->args[i], 0xee, c->input_bytes[i]);
+    contract_take(b->w->c->calls[b->call].contract, b->args);
     return 0;
 }
 
 static int check_landing(void *context, uint32_t rank)
 {
     const buffers *b = context;
-    world *w = b->w;
-    const verify_contract *c = w->c->calls[b->call].contract;
-    const uint8_t *landing = interp_memory(w->t, REGION_LANDING, c->slot, rank);
-    for (uint32_t i = 0; i < c->n_spans; i++) {
-        const verify_span *s = &c->spans[i];
-        for (uint64_t row = 0; row < s->rows; row++) {
-            uint64_t at = s->at + row * s->at_pitch, from = s->from + row * s->from_pitch;
-            for (uint64_t x = 0; x < s->width; x += c->out_item) {
-                uint16_t is, expected = tide_f32_to_bf16(number(b->call, s->source, 0, (from + x) / c->out_item));
-                memcpy(&is, landing + at + x, 2);
-                if (is != expected)
-                    return interp_fail(w->t, "call %u rank %u: landing byte %llu is wrong", b->call, rank,
-                                       (unsigned long long)(at + x));
-            }
-        }
-    }
+    const verify_contract *c = b->w->c->calls[b->call].contract;
+    uint64_t wrong;
+    if (!contract_landing_right(c, b->call, interp_memory(b->w->t, REGION_LANDING, c->slot, rank), &wrong))
+        return interp_fail(b->w->t, "call %u rank %u: landing byte %llu is wrong", b->call, rank,
+                           (unsigned long long)wrong);
     return 0;
 }
 
@@ -113,23 +76,12 @@ static int spoil_landing(void *context, uint32_t rank)
 static int check_output(void *context, uint32_t rank)
 {
     const buffers *b = context;
-    world *w = b->w;
-    const verify_call *call = &w->c->calls[b->call];
+    const verify_call *call = &b->w->c->calls[b->call];
     const verify_contract *c = call->contract;
-    const float *out = b->args[c->n_inputs];
-    for (uint32_t i = c->first_span[rank]; i < c->first_span[rank + 1]; i++) {
-        const verify_span *s = &c->spans[i];
-        for (uint64_t k = 0; k < s->rows * s->width; k++) {
-            uint64_t at = s->at + k / s->width * s->at_pitch + k % s->width,
-                     from = s->from + k / s->width * s->from_pitch + k % s->width;
-            float sum = 0;
-            for (uint32_t r = 0; r < w->p.n_ranks; r++)
-                sum += number(call->source, r, s->source, from);
-            if (out[at] != sum)
-                return interp_fail(w->t, "call %u rank %u: output element %llu is wrong", b->call, rank,
-                                   (unsigned long long)at);
-        }
-    }
+    uint64_t wrong;
+    if (!contract_output_right(c, call->source, b->w->p.n_ranks, rank, b->args[c->n_inputs], &wrong))
+        return interp_fail(b->w->t, "call %u rank %u: output element %llu is wrong", b->call, rank,
+                           (unsigned long long)wrong);
     return 0;
 }
 
@@ -183,25 +135,15 @@ static int execute(world *w, const proof_case *c, uint64_t seed)
     for (uint32_t i = 0; i < n; i++) {
         const verify_contract *k = c->calls[i / w->p.n_ranks].contract;
         buffers *b = &w->buffers[i];
-        *b = (buffers){w, i / w->p.n_ranks, i % w->p.n_ranks, NULL, k->n_inputs + 1};
-        b->args = calloc(b->n_args, sizeof *b->args);
+        *b = (buffers){w, i / w->p.n_ranks, i % w->p.n_ranks, contract_buffers(k)};
         assert_non_null(b->args);
-        for (uint32_t j = 0; j < b->n_args; j++) {
-            uint64_t bytes = j < k->n_inputs ? k->input_bytes[j] : k->elements * 4;
-            b->args[j] = malloc(bytes + 64);
-            assert_non_null(b->args[j]);
-            memset(b->args[j], 0xff, bytes + 64);
-        }
     }
     for (uint32_t k = 0; k < c->n_steps; k++)
         for (uint32_t rank = 0; rank < w->p.n_ranks; rank++)
             enqueue(w, &c->steps[k], rank);
     status = interp_run(w->t);
-    for (uint32_t i = 0; i < n; i++) {
-        for (uint32_t j = 0; j < w->buffers[i].n_args; j++)
-            free(w->buffers[i].args[j]);
-        free(w->buffers[i].args);
-    }
+    for (uint32_t i = 0; i < n; i++)
+        contract_buffers_free(c->calls[i / w->p.n_ranks].contract, w->buffers[i].args);
     free(w->buffers);
     return status;
 }

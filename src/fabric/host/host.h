@@ -55,6 +55,7 @@ typedef struct host_stream {
     uint32_t capacity;  /* power of two */
     uint32_t satisfied; /* posts of the head wait found present */
     uint32_t busy;      /* under the device lock */
+    uint64_t priority;  /* of a seeded choice, 0: not drawn yet; under the device lock */
     _Atomic uint64_t head, tail;
 } host_stream;
 

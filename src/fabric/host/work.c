@@ -164,11 +164,11 @@ static bool is_heavy(const host_item *item)
     return item->kind == ITEM_COPY || item->kind == ITEM_REDUCE || item->kind == ITEM_PUT;
 }
 
-/* Runs s until its head has to wait; light: also until it is heavy. After a failure items are dropped: only what others
- * count on (references) is settled. */
-static void run_stream(host_device *d, host_stream *s, bool light)
+/* Runs s until its head has to wait; light: also until it is heavy; once: one item. After a failure items are dropped:
+ * only what others count on (references) is settled. */
+static void run_stream(host_device *d, host_stream *s, bool light, bool once)
 {
-    for (;;) {
+    do {
         uint64_t head = atomic_load_explicit(&s->head, memory_order_relaxed);
         const host_item *item;
         if (head == atomic_load_explicit(&s->tail, memory_order_acquire))
@@ -186,7 +186,7 @@ static void run_stream(host_device *d, host_stream *s, bool light)
         s->satisfied = 0;
         atomic_store(&s->head, head + 1);
         host_room_made(d);
-    }
+    } while (!once);
 }
 
 static bool can_run(host_device *d, host_stream *s, bool light)
@@ -207,12 +207,15 @@ static uint64_t next_random(uint64_t *state)
     return *state = x;
 }
 
+enum { SAME_PRIORITY = 8 }; /* items a priority lasts, on average */
+
 /* Device lock held. In turn: the search begins behind the stream chosen last, so that a busy pair cannot starve a
- * third. */
+ * third. With a seed: the highest of priorities that are drawn anew now and then, so that a stream may be left behind
+ * for long, or run far ahead. */
 static host_stream *choose(host_device *d, bool light)
 {
     host_stream *chosen = NULL, *wrapped = NULL;
-    uint32_t index = 0, n_candidates = 0, wrapped_index = 0;
+    uint32_t index = 0, wrapped_index = 0;
 
     for (fab_queue *q = d->queues; q; q = q->next) {
         for (uint32_t i = 0; i < q->n_streams; i++, index++) {
@@ -220,7 +223,9 @@ static host_stream *choose(host_device *d, bool light)
             if (!can_run(d, s, light))
                 continue;
             if (d->seed) {
-                if (next_random(&d->seed) % ++n_candidates == 0)
+                if (!s->priority)
+                    s->priority = next_random(&d->seed);
+                if (!chosen || s->priority > chosen->priority)
                     chosen = s;
             } else if (index >= d->turn) {
                 d->turn = index + 1;
@@ -231,7 +236,9 @@ static host_stream *choose(host_device *d, bool light)
             }
         }
     }
-    if (!d->seed && wrapped) {
+    if (chosen && next_random(&d->seed) % SAME_PRIORITY == 0)
+        chosen->priority = next_random(&d->seed);
+    if (wrapped) {
         d->turn = wrapped_index + 1;
         return wrapped;
     }
@@ -242,13 +249,15 @@ static host_stream *choose(host_device *d, bool light)
 static bool make_progress(host_device *d, bool light)
 {
     host_stream *s;
+    bool once;
     host_adopt_poison(d);
     s = choose(d, light);
     if (!s)
         return false;
+    once = d->seed != 0;
     s->busy = 1;
     pthread_mutex_unlock(&d->lock);
-    run_stream(d, s, light);
+    run_stream(d, s, light, once);
     pthread_mutex_lock(&d->lock);
     s->busy = 0;
     host_room_made(d);

@@ -1,0 +1,81 @@
+/* fake_kernels.c - the library's kernels on the fake driver: their C twins, and what each of them touches. */
+#include "base/base.h"
+#include "cli/rules.h"
+#include "fabric/cuda/kernels/kernels.h"
+#include "fake_internal.h"
+
+/* ---- that of the rules ----------------------------------------------------------------------- */
+
+static void add_word(const void *args)
+{
+    const rules_kernel *k = args;
+    *(uint64_t *)(uintptr_t)k->target = *(const uint64_t *)(uintptr_t)k->source + k->value;
+}
+
+static void add_word_ranges(const void *args, fake_touch *t)
+{
+    const rules_kernel *k = args;
+    fake_cuda_touch(t, k->target, sizeof(uint64_t));
+    fake_cuda_touch(t, k->source, sizeof(uint64_t));
+}
+
+/* ---- the library's --------------------------------------------------------------------------- */
+
+static uint64_t extent(uint64_t width, uint64_t rows, uint64_t pitch)
+{
+    return width && rows ? (rows - 1) * pitch + width : 0;
+}
+
+/* The source's item shows in the kernel's name alone. */
+static void reduce_ranges(const void *args, fake_touch *t)
+{
+    const kernel_reduce *p = args;
+    uint64_t item = strstr(t->op->kernel->name, "_f32") ? 4 : 2;
+
+    for (uint32_t i = 0; i < p->n_segments; i++) {
+        const kernel_segment *s = &p->segments[i];
+        fake_cuda_touch(t, s->dst, extent(s->elems * 4, s->rows, s->dst_pitch));
+        for (uint32_t k = s->first_source; k < s->first_source + s->n_sources; k++)
+            fake_cuda_touch(t, p->sources[k].at, extent(s->elems * item, s->rows, p->sources[k].row_pitch));
+    }
+    for (uint32_t i = 0; i < p->n_posts; i++)
+        fake_cuda_touch(t, p->posts[i], 8);
+    fake_cuda_touch(t, p->done, 4);
+}
+
+static void copy_ranges(const void *args, fake_touch *t)
+{
+    const kernel_copy *p = args;
+    for (uint32_t i = 0; i < p->n_runs; i++) {
+        const kernel_run *r = &p->runs[i];
+        fake_cuda_touch(t, r->dst, extent(r->width * p->dst_item, r->rows, r->dst_pitch));
+        if (r->src)
+            fake_cuda_touch(t, r->src, extent(r->width * p->src_item, r->rows, r->src_pitch));
+    }
+}
+
+/* The sum of a switch has no twin: no device of the fake has multicast. */
+static void none(const void *args) { (void)args; }
+static void none_ranges(const void *args, fake_touch *t)
+{
+    (void)args;
+    fake_cuda_touch(t, 0, 1);
+}
+
+void fake_kernels_add(void)
+{
+    static const char *const names[] = {
+#define X(id, name, type) #name,
+        KERNELS(X)
+#undef X
+    };
+    fake_cuda_kernel(RULES_KERNEL, sizeof(rules_kernel), add_word, add_word_ranges);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        size_t bytes;
+        kernel_twin twin = cuda_kernel_twin(names[i], &bytes);
+        fake_cuda_kernel(names[i], bytes, twin ? twin : none,
+                         !twin                             ? none_ranges
+                         : bytes == sizeof(kernel_reduce) ? reduce_ranges
+                                                          : copy_ranges);
+    }
+}
