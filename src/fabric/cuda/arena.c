@@ -57,9 +57,15 @@ static int memory_new(const cuda_device *d, uint64_t bytes, cuda_memory **out)
     return status;
 }
 
+/* Once a GPU: the driver refuses what is allowed already. Ranks of this process that share a GPU may come here at the same
+ * time; nobody uses the memory before all have agreed. */
 static int allow(const cuda_device *d, cuda_memory *m)
 {
     const cu_access access = {{CU_LOCATION_DEVICE, d->gpu}, CU_ACCESS_READ_WRITE};
+    const uint64_t bit = UINT64_C(1) << d->gpu;
+
+    if (atomic_fetch_or(&m->allowed, bit) & bit)
+        return TIDE_OK;
     return cuda_check(d->driver, d->driver->MemSetAccess(m->base, m->bytes, &access, 1), "cuMemSetAccess");
 }
 
@@ -130,8 +136,7 @@ static int map_peers(cuda_device *d, cuda_arena *a, uint64_t bytes, cuda_memory 
         if (here[r]) {
             a->memory[r] = here[r];
             atomic_fetch_add(&here[r]->refs, 1);
-            if (here[r]->gpu != d->gpu)
-                status = allow(d, here[r]);
+            status = allow(d, here[r]);
         } else if (fds[r] >= 0) {
             status = import_peer(d, bytes, fds[r], &a->memory[r]);
         }

@@ -42,6 +42,7 @@ typedef struct cuda_memory {
     _Atomic uint32_t refs;
     const cuda_driver *driver;
     cu_dev gpu;
+    _Atomic uint64_t allowed; /* bit i: GPU i may use it */
     cu_context context;
     cu_handle handle;
     cu_ptr base;

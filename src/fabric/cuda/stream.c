@@ -6,7 +6,6 @@ enum {
     COPY_CTAS = 16,  /* they move 32 MiB within a GPU in 52 us; with 4 it takes 182 */
     POSTS = 32       /* words posted in one go */
 };
-enum { WRITE_NO_BARRIER = 1 };
 _Static_assert(POSTS <= (int)KERNEL_MAX_POSTS && POSTS <= (int)CUDA_STAGED, "posts of one go");
 
 /* ---- going on ----------------------------------------------------------------------------------- */
@@ -189,7 +188,7 @@ int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, c
         s->targets[++s->n_targets % CUDA_TARGETS] = targets[i];
     }
     pthread_mutex_unlock(&d->lock);
-    put_op(s, CU_OP_WRITE_64, s->crumb_device, first, WRITE_NO_BARRIER);
+    put_op(s, CU_OP_WRITE_64, s->crumb_device, first, 0);
     for (uint32_t i = 0; i < n; i++)
         put_op(s, CU_OP_WAIT_64, targets[i].word, targets[i].value, CU_WAIT_GEQ);
     return TIDE_OK;
