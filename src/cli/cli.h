@@ -17,8 +17,16 @@
 enum cli_exit { CLI_OK = 0, CLI_WRONG = 1, CLI_BAD = 2, CLI_NO_GPU = 3 };
 
 /* A flag says which commands take it by these bits. CMD_SHAPED: commands about groups of parameters on a topology. */
-enum cli_bit { CMD_PLAN = 1, CMD_CHECK = 2, CMD_BENCH = 4, CMD_INFO = 8, CMD_HELP = 16, CMD_VERIFY = 32,
-               CMD_DRIVER_RULES = 128 };
+enum cli_bit {
+    CMD_PLAN = 1,
+    CMD_CHECK = 2,
+    CMD_BENCH = 4,
+    CMD_INFO = 8,
+    CMD_HELP = 16,
+    CMD_VERIFY = 32,
+    CMD_KERNELS = 64,
+    CMD_DRIVER_RULES = 128
+};
 #define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH | CMD_VERIFY)
 #define CMD_RUNS (CMD_CHECK | CMD_BENCH) /* commands that start ranks */
 
@@ -44,7 +52,7 @@ struct cli {
     const char *model, *shapes, *dtype, *shard_dtype, *grad_dtype, *input, *landing, *fabric; /* NULL: not given */
     int64_t groups, calls, gpus; /* 0: not given */
     int64_t rank, seed;
-    bool threads, procs, json, ops, models, audit, mutate;
+    bool threads, procs, json, ops, models, audit, mutate, timed, quick;
     int64_t min_bytes, max_bytes, factor, params; /* 0: not given */
     int64_t iters, warmup, check;
     int64_t mutate_rank; /* -1: all ranks */
@@ -106,6 +114,7 @@ int cli_verify(const cli *c);
 int cli_audit(const cli *c);
 int cli_info(const cli *c);
 int cli_driver_rules(const cli *c);
+int cli_kernels(const cli *c);
 int cli_help(const cli *c);
 int cli_help_command(FILE *f, const cli_command *command);
 

@@ -30,6 +30,9 @@ const cli_command cli_commands[] = {
     {"driver-rules", CMD_DRIVER_RULES, cli_driver_rules, "", NULL,
      "Holds the CUDA driver of this machine to what the CUDA fabric relies on: a line a rule. Exit 1 when it does not\n"
      "keep one, 3 where there is no driver or no GPU. Part of the rules wants two GPUs."},
+    {"kernels", CMD_KERNELS, cli_kernels, "", NULL,
+     "Runs the CUDA kernels against their naive twins on random batches; --bench measures them instead. Exit 3 where\n"
+     "there is no GPU to run on. docs/kernels.md says more."},
     {"help", CMD_HELP, cli_help, "COMMAND", "this text, or a command's", "Describes a command and its flags."},
 };
 const size_t cli_n_commands = sizeof cli_commands / sizeof cli_commands[0];

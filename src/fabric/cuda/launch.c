@@ -154,7 +154,8 @@ static bool bulk_segment(const fab_reduce *reduce, const fab_segment *s, const v
 static void choose_shape(cuda_kernels *k, const fab_reduce *reduce, const void *const *args, sum *s)
 {
     uint64_t bulk = 0, all = 0;
-    bool fat = s->ctas <= LAUNCH_FAT_CTAS || s->ctas >= LAUNCH_WIDE_CTAS;
+    bool fat = k->shapes.pick == LAUNCH_BY_CTAS ? s->ctas <= LAUNCH_FAT_CTAS || s->ctas >= LAUNCH_WIDE_CTAS
+                                                : k->shapes.pick == LAUNCH_FAT;
     const launch_shape *shape = fat ? &k->shapes.fat : &k->shapes.thin;
     uint32_t slot = fat ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT, kind;
 

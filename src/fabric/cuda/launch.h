@@ -32,8 +32,10 @@ typedef struct launch_shape {
 /* Up to LAUNCH_FAT_CTAS CTAs are fat: they are meant for SMs that others leave free, and need few of them. More are thin,
  * to fit beside the CTAs of other kernels; LAUNCH_WIDE_CTAS and more, which fill the GPU anyway, are fat again. */
 enum { LAUNCH_FAT_CTAS = 4, LAUNCH_WIDE_CTAS = 100 };
+enum launch_pick { LAUNCH_BY_CTAS, LAUNCH_THIN, LAUNCH_FAT };
 typedef struct launch_shapes {
     launch_shape thin, fat;
+    int pick;
 } launch_shapes;
 extern const launch_shapes launch_default_shapes;
 

@@ -1,0 +1,426 @@
+/*
+ * kernels.c - `tide kernels`: the CUDA kernels on a GPU against their naive twins, on random batches.
+ *
+ * A batch is made once over host memory and once over the GPU's copy of it. Both go through the library's own launches:
+ * the GPU's on its driver, the host's on a table of functions that runs the twin of each launch and does each copy at
+ * once. So kernels, copy-engine calls and how a batch is split are all compared.
+ */
+#include <inttypes.h>
+#include <math.h>
+
+#include "base/base.h"
+#include "cli/kernels.h"
+
+enum { GUARD = 256 }; /* bytes around a result that have to stay */
+
+int kernels_check(const cli *c, const gpu *g, cu_result result, const char *what)
+{
+    if (result == CU_OK)
+        return CLI_OK;
+    cuda_check(g->driver, result, what);
+    return cli_fail_library(c);
+}
+
+int kernels_alloc(const cli *c, const gpu *g, size_t bytes, cu_ptr *out)
+{
+    *out = 0;
+    return kernels_check(c, g, g->driver->MemAlloc(out, bytes), "cuMemAlloc");
+}
+
+int kernels_alloc_host(const cli *c, const gpu *g, size_t bytes, void *out)
+{
+    void *p = NULL;
+    int code = kernels_check(c, g, g->driver->MemHostAlloc(&p, bytes, 0), "cuMemHostAlloc");
+    memcpy(out, &p, sizeof p);
+    return code;
+}
+
+uint64_t kernels_random(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state * UINT64_C(0x2545f4914f6cdd1d);
+}
+
+static uint32_t draw(uint64_t *state, uint32_t bound)
+{
+    return (uint32_t)((kernels_random(state) >> 32) * bound >> 32);
+}
+
+void kernels_fill(void *p, size_t bytes, int dtype, uint64_t *state)
+{
+    size_t item = dtype == TIDE_F32 ? 4 : dtype == TIDE_OPAQUE ? 1 : 2;
+    for (size_t i = 0; i < bytes / item; i++) {
+        uint64_t r = kernels_random(state);
+        uint32_t bits = (uint32_t)r;
+        if (dtype != TIDE_OPAQUE && r >> 58 != 0) { /* but for one in 64, near 1 */
+            float f = (float)(int32_t)bits * 0x1p-30f;
+            uint16_t h = dtype == TIDE_BF16 ? tide_f32_to_bf16(f) : tide_f32_to_f16(f);
+            memcpy(&bits, &f, sizeof bits);
+            bits = dtype == TIDE_F32 ? bits : h;
+        }
+        memcpy((char *)p + i * item, &bits, item);
+    }
+}
+
+/* ---- the host's side: every launch is its twin, at once --------------------------------------- */
+
+static cu_result twin_load(cu_module *module, const void *image)
+{
+    (void)image;
+    *module = NULL;
+    return CU_OK;
+}
+static cu_result twin_unload(cu_module module)
+{
+    (void)module;
+    return CU_OK;
+}
+/* A function is its name. */
+static cu_result twin_function(cu_function *function, cu_module module, const char *name)
+{
+    (void)module;
+    memcpy(function, &name, sizeof name);
+    return CU_OK;
+}
+static cu_result twin_attribute(cu_function function, int attribute, int value)
+{
+    (void)function, (void)attribute, (void)value;
+    return CU_OK;
+}
+static cu_result twin_launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                             unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra)
+{
+    size_t bytes;
+    kernel_twin twin = cuda_kernel_twin((const char *)function, &bytes);
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)extra;
+    if (!twin)
+        return CU_NOT_FOUND;
+    twin(parameters[0]);
+    return CU_OK;
+}
+static void *at(cu_ptr p)
+{
+    return (void *)(uintptr_t)p;
+}
+static cu_result twin_copy(cu_ptr dst, cu_ptr src, size_t bytes, cu_stream stream)
+{
+    (void)stream;
+    memcpy(at(dst), at(src), bytes);
+    return CU_OK;
+}
+static cu_result twin_copy2d(const cu_copy2d *copy, cu_stream stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < copy->height; i++)
+        memcpy(at(copy->dst_device + i * copy->dst_pitch), at(copy->src_device + i * copy->src_pitch), copy->width);
+    return CU_OK;
+}
+static cu_result twin_fill(cu_ptr dst, unsigned char value, size_t bytes, cu_stream stream)
+{
+    (void)stream;
+    memset(at(dst), value, bytes);
+    return CU_OK;
+}
+static cu_result twin_fill2d(cu_ptr dst, size_t pitch, unsigned char value, size_t width, size_t height, cu_stream stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < height; i++)
+        memset(at(dst + i * pitch), value, width);
+    return CU_OK;
+}
+static cu_result twin_error(cu_result error, const char **text)
+{
+    (void)error;
+    *text = "a kernel without a twin";
+    return CU_OK;
+}
+static const cuda_driver twins = {
+    .GetErrorName = twin_error,     .GetErrorString = twin_error,       .ModuleLoadData = twin_load,
+    .ModuleUnload = twin_unload,    .ModuleGetFunction = twin_function, .FuncSetAttribute = twin_attribute,
+    .LaunchKernel = twin_launch,    .MemcpyAsync = twin_copy,           .Memcpy2DAsync = twin_copy2d,
+    .MemsetD8Async = twin_fill,     .MemsetD2D8Async = twin_fill2d,
+};
+
+/* ---- random batches --------------------------------------------------------------------------- */
+
+enum { MAX_SEGMENTS = 200, MAX_RUNS = 400, MAX_SUM = 12, MAX_WORDS = 70 };
+
+/* Two memories of one layout: sources, results, words. */
+typedef struct side {
+    cuda_kernels *kernels;
+    cu_ptr src, dst, words; /* words[0]: the counter of the launches */
+} side;
+
+typedef struct batches {
+    const cli *c;
+    gpu *g;
+    side gpu, host;
+    uint64_t bytes; /* of src, and of dst */
+    uint64_t state; /* random */
+    unsigned char *result;
+    uint64_t *words; /* as the GPU has left them */
+    char what[200]; /* the batch, in words */
+} batches;
+
+static fab_ptr within(cu_ptr base, uint64_t offset)
+{
+    return (fab_ptr){(uintptr_t)base + (uintptr_t)offset, -1, 0};
+}
+
+static int upload(batches *b, int src_dtype, int dst_dtype)
+{
+    const cuda_driver *d = b->g->driver;
+    int code;
+    kernels_fill(at(b->host.src), b->bytes, src_dtype, &b->state);
+    kernels_fill(at(b->host.dst), b->bytes, dst_dtype, &b->state);
+    code = kernels_check(b->c, b->g, d->MemcpyHtoDAsync(b->gpu.src, at(b->host.src), b->bytes, b->g->stream), "upload");
+    if (code == CLI_OK)
+        code = kernels_check(b->c, b->g, d->MemcpyHtoDAsync(b->gpu.dst, at(b->host.dst), b->bytes, b->g->stream), "upload");
+    if (code == CLI_OK) /* the host's side is about to change */
+        code = kernels_check(b->c, b->g, d->StreamSynchronize(b->g->stream), "upload");
+    return code;
+}
+
+/* Waits for the GPU; all of dst has to be as on the host. floats: a NaN is any NaN. CLI_WRONG after a message. */
+static int compare(batches *b, bool floats)
+{
+    const unsigned char *expected = at(b->host.dst);
+    const cuda_driver *d = b->g->driver;
+    int code = kernels_check(b->c, b->g, d->MemcpyDtoHAsync(b->result, b->gpu.dst, b->bytes, b->g->stream), "download");
+    if (code == CLI_OK)
+        code = kernels_check(b->c, b->g, d->StreamSynchronize(b->g->stream), b->what);
+    if (code != CLI_OK || memcmp(b->result, expected, b->bytes) == 0)
+        return code;
+    for (uint64_t i = 0; i < b->bytes; i += 4) {
+        float got, want;
+        uint32_t got_bits, want_bits;
+        memcpy(&got_bits, b->result + i, 4);
+        memcpy(&want_bits, expected + i, 4);
+        memcpy(&got, b->result + i, 4);
+        memcpy(&want, expected + i, 4);
+        if (got_bits == want_bits || (floats && isnan(got) && isnan(want)))
+            continue;
+        printf("WRONG %s: bytes %" PRIu64 "..%" PRIu64 " of the results are %08" PRIx32 ", expected %08" PRIx32 "\n", b->what,
+               i, i + 3, got_bits, want_bits);
+        return CLI_WRONG;
+    }
+    return CLI_OK;
+}
+
+/* Any shape that a ring kernel can have. */
+static launch_shapes any_shapes(uint64_t *state)
+{
+    launch_shapes s = launch_default_shapes;
+    launch_shape *shapes[] = {&s.thin, &s.fat};
+    if (draw(state, 3) == 0)
+        return s;
+    s.pick = (int)draw(state, 3);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t slot = i ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT;
+        shapes[i]->warps = 1 + draw(state, KERNEL_MAX_WARPS);
+        shapes[i]->slots = 2 + draw(state, (200u << 10) / (slot + KERNEL_BARRIER_BYTES) / shapes[i]->warps - 2);
+        shapes[i]->ahead = draw(state, 3) * draw(state, 6);
+    }
+    return s;
+}
+
+static int one_sum(batches *b, bool small)
+{
+    static fab_segment segments[2][MAX_SEGMENTS];
+    static fab_source sources[2][MAX_SEGMENTS * MAX_SUM];
+    uint64_t *s = &b->state, dst_used = GUARD, *words = b->words, *host_words = at(b->host.words);
+    const size_t word_bytes = 8 * (1 + MAX_WORDS);
+    uint32_t dtype = draw(s, 3), item = dtype == TIDE_F32 ? 4 : 2, n_sources = 0;
+    uint32_t n = draw(s, 4) ? 1 + draw(s, 4) : 1 + draw(s, MAX_SEGMENTS), n_posts = draw(s, 2) * draw(s, MAX_WORDS);
+    uint32_t ctas = (uint32_t[]){0, 1, 2, 4, 7, 16, 32, 132}[draw(s, 8)], largest = small ? 3000 : n > 8 ? 5000 : 300000;
+    int beta = (int)draw(s, 4), accumulate = (int)draw(s, 2), code = CLI_OK;
+    float alpha = (float)draw(s, 9) / 3.0f - 1.0f;
+    bool aligned = draw(s, 3) != 0;
+    launch_shapes shapes = any_shapes(s);
+    side *sides[2] = {&b->host, &b->gpu};
+
+    for (uint32_t i = 0; i < n; i++) {
+        bool on = aligned || draw(s, 2);
+        uint32_t sum = draw(s, 8) ? 1 + draw(s, 8) : draw(s, MAX_SUM + 1), rows = draw(s, 3) ? 1 : draw(s, 5);
+        uint64_t elems = draw(s, draw(s, 2) ? 64 : largest / (rows + 1)), pitch, start = dst_used;
+        if (on)
+            elems &= ~UINT64_C(7);
+        pitch = elems * 4 + (on ? 16 * draw(s, 3) : 4 * draw(s, 4));
+        if (!on)
+            start += 4 * draw(s, 4);
+        if (start + rows * pitch + 2 * GUARD > b->bytes) {
+            n = i;
+            break;
+        }
+        for (int side = 0; side < 2; side++)
+            segments[side][i] = (fab_segment){within(sides[side]->dst, start), pitch, elems, rows, n_sources, sum};
+        dst_used = tide_align_up(start + rows * pitch, 16) + GUARD;
+        for (uint32_t k = 0; k < sum; k++, n_sources++) {
+            uint64_t row = elems * item + (on ? 16 * draw(s, 3) : item * draw(s, 9)), extent = rows * row + 64;
+            uint64_t offset = draw(s, (uint32_t)(b->bytes - extent)) / (on ? 16 : item) * (on ? 16 : item);
+            for (int side = 0; side < 2; side++)
+                sources[side][n_sources] = (fab_source){within(sides[side]->src, offset), row, dtype, 0};
+        }
+    }
+    snprintf(b->what, sizeof b->what,
+             "sum of %s: %u segments, %u sources, %u CTAs, beta %d (accumulate %d), alpha %g, %u posts, thin %ux%u+%u fat %ux%u+%u",
+             tide_dtype_name((int)dtype), n, n_sources, ctas, beta, accumulate, (double)alpha, n_posts, shapes.thin.warps,
+             shapes.thin.slots, shapes.thin.ahead, shapes.fat.warps, shapes.fat.slots, shapes.fat.ahead);
+    code = upload(b, (int)dtype, TIDE_F32);
+    memset(host_words, 0, word_bytes);
+    if (code == CLI_OK)
+        code = kernels_check(b->c, b->g, b->g->driver->MemsetD8Async(b->gpu.words, 0, word_bytes, b->g->stream), "words");
+    for (int side = 0; code == CLI_OK && side < 2; side++) {
+        fab_reduce reduce = {.segments = segments[side], .sources = sources[side], .n_segments = n, .beta = beta};
+        cu_ptr posts[MAX_WORDS];
+        for (uint32_t i = 0; i < n_posts; i++)
+            posts[i] = sides[side]->words + 8 * (1 + i);
+        cuda_kernels_shapes(sides[side]->kernels, &shapes);
+        if (cuda_launch_reduce(sides[side]->kernels, b->g->stream, &reduce, NULL, accumulate, alpha, ctas,
+                               sides[side]->words, posts, n_posts, 41) != TIDE_OK)
+            code = cli_fail(b->c, "%s: %s", b->what, tide_last_error());
+    }
+    if (code == CLI_OK)
+        code = kernels_check(b->c, b->g, b->g->driver->MemcpyDtoHAsync(words, b->gpu.words, word_bytes, b->g->stream), "words");
+    if (code == CLI_OK)
+        code = compare(b, true);
+    if (code == CLI_OK && memcmp(words, host_words, word_bytes) != 0) {
+        printf("WRONG %s: the counter is %" PRIu64 " and the first word %" PRIu64 ", expected 0 and %" PRIu64 "\n", b->what,
+               words[0], words[1], host_words[1]);
+        code = CLI_WRONG;
+    }
+    return code;
+}
+
+static int one_copy(batches *b, bool small)
+{
+    static fab_run runs[2][MAX_RUNS];
+    uint64_t *s = &b->state, used = GUARD;
+    const int dtypes[] = {TIDE_F32, TIDE_BF16, TIDE_F16, TIDE_OPAQUE};
+    int from = dtypes[draw(s, 4)], to = from == TIDE_OPAQUE || draw(s, 2) ? from : dtypes[draw(s, 3)], code;
+    uint32_t a = from == TIDE_OPAQUE ? 1 : tide_dtype_bytes(from), z = to == TIDE_OPAQUE ? 1 : tide_dtype_bytes(to);
+    uint32_t n = draw(s, 3) ? 1 + draw(s, 6) : 1 + draw(s, MAX_RUNS), local = draw(s, 2), ctas = draw(s, 20);
+    uint32_t largest = small ? 2000 : n > 20 ? 3000 : 100000, equal = draw(s, 3) ? 0 : 16 * draw(s, largest / 16);
+    side *sides[2] = {&b->host, &b->gpu};
+
+    for (uint32_t i = 0; i < n; i++) {
+        bool on = draw(s, 2);
+        uint32_t rows = equal || draw(s, 2) ? 1 : draw(s, 30), align = on ? 16 : a > z ? a : z;
+        uint64_t width = equal ? equal : draw(s, largest / (rows + 1) + 1), src_pitch, dst_pitch, start, offset;
+        if (on)
+            width &= ~UINT64_C(15);
+        src_pitch = width * a + (equal ? 0 : align * draw(s, 3));
+        dst_pitch = width * z + (equal ? 16 : align * draw(s, 3));
+        start = tide_align_up(used, 16) + (on || equal ? 0 : align * draw(s, 8));
+        if (start + rows * dst_pitch + 2 * GUARD > b->bytes) {
+            n = i;
+            break;
+        }
+        offset = equal ? i * width * a : draw(s, (uint32_t)(b->bytes - rows * src_pitch - 64)) / align * align;
+        if (offset + rows * src_pitch > b->bytes) {
+            n = i;
+            break;
+        }
+        for (int side = 0; side < 2; side++)
+            runs[side][i] = (fab_run){within(sides[side]->src, offset), within(sides[side]->dst, start), width, rows,
+                                      src_pitch, dst_pitch};
+        runs[0][i].src.zero = runs[1][i].src.zero = draw(s, 16) == 0;
+        used = start + rows * dst_pitch + (equal ? 0 : draw(s, 40));
+    }
+    snprintf(b->what, sizeof b->what, "copy of %s to %s: %u runs, %s, %u CTAs", tide_dtype_name(from), tide_dtype_name(to), n,
+             local ? "within the GPU" : "as to a peer", ctas);
+    code = upload(b, from, TIDE_OPAQUE);
+    for (int side = 0; code == CLI_OK && side < 2; side++) {
+        fab_copy copy = {.runs = runs[side], .n_runs = n, .src_dtype = (uint8_t)from, .dst_dtype = (uint8_t)to};
+        if (cuda_launch_copy(sides[side]->kernels, b->g->stream, &copy, NULL, (int)local, ctas) != TIDE_OK)
+            code = cli_fail(b->c, "%s: %s", b->what, tide_last_error());
+    }
+    return code == CLI_OK ? compare(b, false) : code;
+}
+
+static int check_batches(const cli *c, gpu *g)
+{
+    batches b = {.c = c, .g = g, .gpu = {.kernels = g->kernels}, .bytes = c->quick ? 256 << 10 : 2 << 20};
+    uint32_t n = c->quick ? 40 : 400, sums = 0, copies = 0;
+    size_t word_bytes = 8 * (1 + MAX_WORDS);
+    void *memory = NULL;
+    int code;
+
+    b.state = (uint64_t)c->seed * 2 + 1;
+    if (cuda_kernels_load(&twins, NULL, &b.host.kernels) != TIDE_OK)
+        return cli_fail_library(c);
+    code = kernels_alloc_host(c, g, 3 * b.bytes + 2 * word_bytes, &memory);
+    if (code == CLI_OK) {
+        b.host.src = (uintptr_t)memory;
+        b.host.dst = b.host.src + b.bytes;
+        b.host.words = b.host.dst + b.bytes;
+        b.words = at(b.host.words + word_bytes);
+        b.result = at(b.host.words + 2 * word_bytes);
+        code = kernels_alloc(c, g, b.bytes, &b.gpu.src);
+    }
+    if (code == CLI_OK)
+        code = kernels_alloc(c, g, b.bytes, &b.gpu.dst);
+    if (code == CLI_OK)
+        code = kernels_alloc(c, g, word_bytes, &b.gpu.words);
+    for (uint32_t i = 0; code == CLI_OK && i < n; i++) {
+        bool sum = draw(&b.state, 3) != 0;
+        code = sum ? one_sum(&b, c->quick) : one_copy(&b, c->quick);
+        if (code == CLI_WRONG)
+            printf("batch %u of --seed %" PRId64 "%s\n", i, c->seed, c->quick ? " --quick" : "");
+        *(sum ? &sums : &copies) += 1;
+    }
+    if (code != CLI_BAD)
+        printf("kernels: %u sums, %u copies, %d wrong (%s)\n", sums, copies, code == CLI_WRONG, g->name);
+    if (b.gpu.words)
+        g->driver->MemFree(b.gpu.words);
+    if (b.gpu.dst)
+        g->driver->MemFree(b.gpu.dst);
+    if (b.gpu.src)
+        g->driver->MemFree(b.gpu.src);
+    if (memory)
+        g->driver->MemFreeHost(memory);
+    cuda_kernels_unload(b.host.kernels);
+    return code;
+}
+
+/* ---- the GPU ---------------------------------------------------------------------------------- */
+
+static int no_gpu(const cli *c)
+{
+    (void)cli_fail_library(c);
+    return CLI_NO_GPU;
+}
+
+int cli_kernels(const cli *c)
+{
+    gpu g = {0};
+    cu_dev device;
+    cu_context popped;
+    int code;
+
+    if (cuda_driver_get(&g.driver) != TIDE_OK)
+        return no_gpu(c);
+    if (cuda_check(g.driver, g.driver->DeviceGet(&device, 0), "cuDeviceGet") != TIDE_OK ||
+        cuda_check(g.driver, g.driver->PrimaryRetain(&g.context, device), "cuDevicePrimaryCtxRetain") != TIDE_OK)
+        return no_gpu(c);
+    code = kernels_check(c, &g, g.driver->CtxPush(g.context), "cuCtxPushCurrent");
+    if (code == CLI_OK) {
+        g.driver->DeviceGetName(g.name, sizeof g.name, device);
+        g.driver->DeviceGetAttribute(&g.n_sms, CU_ATTR_SM_COUNT, device);
+        g.driver->DeviceGetAttribute(&g.l2_bytes, CU_ATTR_L2_BYTES, device);
+        if (cuda_kernels_load(g.driver, g.context, &g.kernels) != TIDE_OK)
+            code = no_gpu(c); /* built without nvcc, or no code for this GPU */
+        if (code == CLI_OK)
+            code = kernels_check(c, &g, g.driver->StreamCreate(&g.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
+        if (code == CLI_OK)
+            code = c->timed ? cli_kernels_bench(c, &g) : check_batches(c, &g);
+        if (g.stream)
+            g.driver->StreamDestroy(g.stream);
+        cuda_kernels_unload(g.kernels);
+        g.driver->CtxPop(&popped);
+    }
+    g.driver->PrimaryRelease(device);
+    return code;
+}
