@@ -116,10 +116,13 @@ uninstall:
 $(BUILD)/bench/libhost.so: bench/host.c $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) $(CFLAGS) -fPIC -fvisibility=hidden -pthread -Iinclude -shared -o $@ $^ $(LDLIBS)
+$(BUILD)/bench/libkernels.so: bench/kernels.c $(BUILD)/libtide.a
+	@mkdir -p $(@D)
+	$(CC) $(ALLFLAGS) -shared -o $@ $(filter %.c %.a,$^) $(LDLIBS)
 $(BUILD)/bench/plan: bench/plan.c $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) $(ALLFLAGS) -o $@ $(filter %.c %.a,$^) $(LDLIBS)
-benches: $(BUILD)/bench/libhost.so $(BUILD)/bench/plan
+benches: $(BUILD)/bench/libhost.so $(BUILD)/bench/libkernels.so $(BUILD)/bench/plan
 bench: benches
 	@$(BUILD)/bench/plan
 	@python=$$(sh scripts/python.sh) && TIDE_BUILD=$(BUILD) $$python bench/host.py
