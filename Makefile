@@ -98,6 +98,7 @@ deps: lib $(if $(CLI_SRC),cli)
 
 # DESTDIR is where files are put now, PREFIX where they will be found.
 ROOT := $(DESTDIR)$(PREFIX)
+MACHINES := $(sort $(wildcard machines/*.txt))
 install: all
 	install -d "$(ROOT)/include/tide" "$(ROOT)/lib/pkgconfig" "$(ROOT)/bin"
 	install -m 644 include/tide/tide.h "$(ROOT)/include/tide/tide.h"
@@ -107,10 +108,13 @@ install: all
 	ln -sf libtide.so.0 "$(ROOT)/lib/libtide.so"
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tide.pc.in > "$(ROOT)/lib/pkgconfig/tide.pc"
 	install -m 755 $(BUILD)/tide "$(ROOT)/bin/tide"
+	install -d "$(ROOT)/share/tide/machines"
+	install -m 644 $(MACHINES) "$(ROOT)/share/tide/machines"
 uninstall:
+	rm -f $(MACHINES:%="$(ROOT)/share/tide/%")
 	rm -f "$(ROOT)/include/tide/tide.h" "$(ROOT)/lib/libtide.a" "$(ROOT)/lib/libtide.so.$(VERSION)" "$(ROOT)/lib/libtide.so.0" \
 	    "$(ROOT)/lib/libtide.so" "$(ROOT)/lib/pkgconfig/tide.pc" "$(ROOT)/bin/tide"
-	-rmdir "$(ROOT)/include/tide"
+	-rmdir "$(ROOT)/include/tide" "$(ROOT)/share/tide/machines" "$(ROOT)/share/tide"
 
 # Measurements; docs/bench-host.md keeps one run.
 $(BUILD)/bench/libhost.so: bench/host.c $(BUILD)/libtide.a

@@ -11,10 +11,13 @@ make=${MAKE:-make}
 fail() { echo "install: $*" >&2; exit 1; }
 
 $make -s -C "$root" install PREFIX="$prefix"
-for f in include/tide/tide.h lib/libtide.a lib/libtide.so lib/libtide.so.0 lib/pkgconfig/tide.pc bin/tide; do
+for f in include/tide/tide.h lib/libtide.a lib/libtide.so lib/libtide.so.0 lib/pkgconfig/tide.pc bin/tide \
+    share/tide/machines/paper.txt share/tide/machines/h200-x2.txt; do
     [ -e "$prefix/$f" ] || fail "$f is missing"
 done
-[ "$(find "$prefix" -type f | wc -l)" -eq 5 ] || fail "unexpected files: $(find "$prefix" -type f | tr '\n' ' ')"
+[ "$(find "$prefix" -type f | wc -l)" -eq 7 ] || fail "unexpected files: $(find "$prefix" -type f | tr '\n' ' ')"
+
+(cd "$work" && "$prefix/bin/tide" plan --machine h200-x2 > out) || fail "the installed tide does not find machine h200-x2"
 
 $make -s -C "$root" install PREFIX="$work/a b"
 [ -x "$work/a b/bin/tide" ] || fail "a prefix with a space: bin/tide is missing"

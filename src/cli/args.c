@@ -31,13 +31,25 @@ static const flag flags[] = {
      "of the shards (default: as gathered; else cast)"},
     {"grad-dtype", 0, FLAG_TEXT, CMD_SHAPED, AT(grad_dtype), 0, 0, "T",
      "of the gradients, or none (default: as gathered; opaque: none)"},
-    {"input", 0, FLAG_TEXT, CMD_PLAN | CMD_CHECK | CMD_VERIFY, AT(input), 0, 0, "adopted|argument",
+    {"input", 0, FLAG_TEXT, CMD_PLAN | CMD_CHECK | CMD_VERIFY | CMD_SIMULATE, AT(input), 0, 0, "adopted|argument",
      "shards in the arena, or passed to each call (default: adopted without a cast)"},
     {"landing", 0, FLAG_TEXT, CMD_SHAPED, AT(landing), 0, 0, "ring|private", "where parameters land (default ring)"},
     {"groups", 0, FLAG_NUMBER, CMD_PLAN | CMD_CHECK | CMD_VERIFY, AT(groups), 1, 64, "G",
      "equal groups of these shapes (default 1)"},
-    {"rank", 0, FLAG_NUMBER, CMD_PLAN, AT(rank), 0, TIDE_MAX_NODES * TIDE_MAX_LOCAL - 1, "R",
-     "whose memory and ops to print (default 0)"},
+    {"machine", 0, FLAG_TEXT, CMD_PLAN | CMD_SIMULATE, AT(machine), 0, 0, "FILE",
+     "rates of a machine: a file, or the name of a shipped one (paper, h200-x2; default paper)"},
+    {"nic", 0, FLAG_TEXT, CMD_PLAN | CMD_SIMULATE, AT(nic), 0, 0, "RATE", "what if: one rail, as 95GB/s"},
+    {"nvlink", 0, FLAG_TEXT, CMD_PLAN | CMD_SIMULATE, AT(nvlink), 0, 0, "RATE", "what if: a GPU's port into its node"},
+    {"gpus", 0, FLAG_NUMBER, CMD_SIMULATE, AT(gpus), 1, TIDE_MAX_NODES * TIDE_MAX_LOCAL, "N",
+     "what if: so many GPUs in nodes of L (instead of --nodes)"},
+    {"shard", 0, FLAG_BYTES, CMD_SIMULATE, AT(shard), 4, INT64_C(1) << 40, "BYTES",
+     "equal parameters: bytes of a rank's shard (ag) or fp32 output (rs), instead of --model"},
+    {"params", 0, FLAG_NUMBER, CMD_SIMULATE, AT(params), 1, TIDE_MAX_PARAMS, "P", "with --shard: how many (default 30)"},
+    {"ranks", 0, FLAG_TEXT, CMD_SIMULATE, AT(ranks), 0, 0, "all|one",
+     "op lists of all ranks, or of --rank standing for all (default: all up to 64)"},
+    {"trace", 0, FLAG_TEXT, CMD_SIMULATE, AT(trace), 0, 0, "FILE", "write a Chrome / Perfetto trace"},
+    {"rank", 0, FLAG_NUMBER, CMD_PLAN | CMD_SIMULATE, AT(rank), 0, TIDE_MAX_NODES * TIDE_MAX_LOCAL - 1, "R",
+     "whose memory and ops (default 0)"},
     {"audit", 0, FLAG_BOOL, CMD_VERIFY, AT(audit), 0, 0, NULL,
      "every wave plan at L = 8 against a naive simulation of inbox blocks"},
     {"mutate", 0, FLAG_BOOL, CMD_VERIFY, AT(mutate), 0, 0, NULL, "break op lists in one place each: is it noticed?"},
@@ -256,6 +268,15 @@ int cli_parse(cli *c, int argc, char **argv)
     if (c->model && c->shapes)
         return cli_fail(c, "--shapes: excludes --model");
     return CLI_OK;
+}
+
+bool cli_knob_given(const cli *c, const char *name)
+{
+    tide_knob_info knob;
+    for (size_t i = 0; i < CLI_MAX_KNOBS && tide_knob_describe(i, &knob) == TIDE_OK; i++)
+        if (strcmp(knob.name, name) == 0)
+            return c->knob_given[i];
+    return false;
 }
 
 int cli_refuse_given(const cli *c, const char *const *names, const char *why)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "plan/machine.h"
 #include "tide/tide.h"
 
 enum cli_exit { CLI_OK = 0, CLI_WRONG = 1, CLI_BAD = 2, CLI_NO_GPU = 3 };
@@ -25,9 +26,11 @@ enum cli_bit {
     CMD_HELP = 16,
     CMD_VERIFY = 32,
     CMD_KERNELS = 64,
-    CMD_DRIVER_RULES = 128
+    CMD_DRIVER_RULES = 128,
+    CMD_SIMULATE = 256,
+    CMD_CALIBRATE = 512
 };
-#define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH | CMD_VERIFY)
+#define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH | CMD_VERIFY | CMD_SIMULATE)
 #define CMD_RUNS (CMD_CHECK | CMD_BENCH) /* commands that start ranks */
 
 typedef struct cli cli;
@@ -56,6 +59,8 @@ struct cli {
     int64_t min_bytes, max_bytes, factor, params; /* 0: not given */
     int64_t iters, warmup, check;
     int64_t mutate_rank; /* -1: all ranks */
+    const char *machine, *ranks, *trace, *plot, *nic, *nvlink; /* NULL: not given */
+    int64_t shard; /* 0: not given */
     tide_options options;
     bool knob_given[CLI_MAX_KNOBS]; /* by index in the knob table */
 };
@@ -70,6 +75,7 @@ int cli_fail(const cli *c, const char *format, ...) __attribute__((format(printf
 int cli_refuse_given(const cli *c, const char *const *names, const char *why);
 /* The library's last error in the same form. */
 int cli_fail_library(const cli *c);
+bool cli_knob_given(const cli *c, const char *name);
 void cli_print_flags(FILE *f, uint32_t command_bit);
 /* A knob's spelling as a flag: underscores become dashes. */
 void cli_knob_flag(const char *knob, char *out, size_t bytes);
@@ -106,12 +112,17 @@ typedef struct cli_model {
 extern const cli_model cli_models[];
 extern const size_t cli_n_models;
 
+/* machine.c: machine files. A name without '/' that is no file here is looked for among those that are installed. Under
+ * --machine (NULL: `dflt`), --nic and --nvlink. CLI_OK or CLI_BAD. */
+int cli_machine_load(const cli *c, const char *dflt, plan_machine *out);
+
 /* plan.c, verify.c, audit.c, check.c, bench.c, info.c, help.c */
 int cli_plan(const cli *c);
 int cli_check(const cli *c);
 int cli_bench(const cli *c);
 int cli_verify(const cli *c);
 int cli_audit(const cli *c);
+int cli_simulate(const cli *c);
 int cli_info(const cli *c);
 int cli_driver_rules(const cli *c);
 int cli_kernels(const cli *c);

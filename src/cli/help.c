@@ -22,7 +22,7 @@ int cli_help(const cli *c)
            tide_version());
     for (size_t i = 0; i < cli_n_commands; i++)
         if (cli_commands[i].summary)
-            printf("  %-7s %s\n", cli_commands[i].name, cli_commands[i].summary);
+            printf("  %-9s %s\n", cli_commands[i].name, cli_commands[i].summary);
     printf("\ntide help COMMAND describes one.\n"
            "Exit status: 0 fine, 1 a check failed, 2 bad input (one line on standard error).\n");
     return CLI_OK;

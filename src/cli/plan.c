@@ -8,6 +8,8 @@ int cli_plan(const cli *c)
     cli with = *c;
     tide_topology topology = TIDE_TOPOLOGY_INIT;
     tide_group_desc descs[64];
+    plan_machine machine;
+    bool by_machine = c->machine || c->nic || c->nvlink; /* else as the library plans */
     cli_shapes shapes;
     tide_plan *plan = NULL;
     uint32_t n_ranks, n_groups = c->groups ? (uint32_t)c->groups : 1;
@@ -21,13 +23,17 @@ int cli_plan(const cli *c)
     n_ranks = topology.nodes * topology.local;
     if (c->rank >= n_ranks)
         return cli_fail(c, "--rank: %lld is not in 0..%u", (long long)c->rank, n_ranks - 1);
+    code = by_machine ? cli_machine_load(c, "paper", &machine) : CLI_OK;
+    if (code != CLI_OK)
+        return code;
     code = cli_shapes_load(&with, &shapes);
     if (code != CLI_OK)
         return code;
     code = cli_shapes_desc(&with, &shapes, &descs[0]);
     for (uint32_t i = 1; i < n_groups; i++)
         descs[i] = descs[0];
-    if (code == CLI_OK && tide_plan_create(&topology, descs, n_groups, &c->options, &plan) != TIDE_OK)
+    if (code == CLI_OK && (by_machine ? plan_machine_create(&machine, &topology, descs, n_groups, &c->options, &plan)
+                                     : tide_plan_create(&topology, descs, n_groups, &c->options, &plan)) != TIDE_OK)
         code = cli_fail_library(c);
     flags = (c->json ? TIDE_PRINT_JSON : 0) | (c->ops ? TIDE_PRINT_OPS : 0);
     if (code == CLI_OK && tide_plan_print(plan, (uint32_t)c->rank, flags, cli_write, stdout) != TIDE_OK)

@@ -48,7 +48,8 @@ static void assign_slots(tide_plan *plan)
 }
 
 /* The largest group in bytes of fp32 output sizes the solver's problem. */
-static void solve(const tide_plan *plan, plan_choice *out)
+static void solve(const tide_plan *plan, const plan_rates *rates, const plan_node_rates *node_rates,
+                  plan_choice *out)
 {
     uint64_t s32 = 0;
     uint32_t item = 2;
@@ -60,14 +61,14 @@ static void solve(const tide_plan *plan, plan_choice *out)
         }
     }
     if (plan->topology.nodes == 1 && plan->options.target == 1) {
-        *out = (plan_choice){1, plan_solve_node(&plan_node_rates_h200, plan->topology.local, item), 1};
+        *out = (plan_choice){1, plan_solve_node(node_rates, plan->topology.local, item), 1};
         return;
     }
-    plan_solve(&plan_rates_paper, plan->topology.nodes, plan->topology.local, (uint32_t)plan->options.w_wave,
+    plan_solve(rates, plan->topology.nodes, plan->topology.local, (uint32_t)plan->options.w_wave,
                (uint32_t)plan->options.n_part, s32, item, out);
 }
 
-static int resolve_waves(tide_plan *plan)
+static int resolve_waves(tide_plan *plan, const plan_rates *rates, const plan_node_rates *node_rates)
 {
     tide_options *o = &plan->options;
     uint32_t nodes = plan->topology.nodes, local = plan->topology.local, partial;
@@ -85,7 +86,7 @@ static int resolve_waves(tide_plan *plan)
     if (o->n_par == 1 && waves > 1)
         return tide_fail(TIDE_ERR_ARGUMENT, "n_par: 1, expected 2 for a plan of %lld waves (w_wave %lld, n_part %lld)",
                          (long long)waves, (long long)o->w_wave, (long long)o->n_part);
-    solve(plan, &choice);
+    solve(plan, rates, node_rates, &choice);
     if (o->k == TIDE_AUTO)
         o->k = choice.k;
     if (o->c_sum == TIDE_AUTO)
@@ -189,8 +190,8 @@ static uint64_t digest(const tide_plan *plan)
     return h;
 }
 
-int tide_plan_create(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
-                     const tide_options *options, tide_plan **out)
+int plan_create(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
+                const tide_options *options, const plan_rates *rates, const plan_node_rates *node_rates, tide_plan **out)
 {
     static const tide_options defaults = TIDE_OPTIONS_INIT;
     tide_plan *plan;
@@ -222,7 +223,7 @@ int tide_plan_create(const tide_topology *topology, const tide_group_desc *group
         plan->n_groups = i + 1;
     }
     assign_slots(plan);
-    status = resolve_waves(plan);
+    status = resolve_waves(plan, rates, node_rates);
     if (status == TIDE_OK)
         status = cut_groups(plan);
     if (status == TIDE_OK)
@@ -235,6 +236,12 @@ int tide_plan_create(const tide_topology *topology, const tide_group_desc *group
 fail:
     tide_plan_destroy(plan);
     return status;
+}
+
+int tide_plan_create(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
+                     const tide_options *options, tide_plan **out)
+{
+    return plan_create(topology, groups, n_groups, options, &plan_rates_paper, &plan_node_rates_h200, out);
 }
 
 int tide_plan_options(const tide_plan *plan, tide_options *out)

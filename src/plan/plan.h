@@ -131,6 +131,9 @@ void plan_solve(const plan_rates *rates, uint32_t nodes, uint32_t local, uint32_
 typedef struct plan_node_rates { double bw_link, bw_sum; } plan_node_rates;
 extern const plan_node_rates plan_node_rates_h200;
 uint32_t plan_solve_node(const plan_node_rates *rates, uint32_t local, uint32_t grad_item);
+/* tide_plan_create with the solver's rates; there they are plan_rates_paper and plan_node_rates_h200. */
+int plan_create(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
+                const tide_options *options, const plan_rates *rates, const plan_node_rates *node_rates, tide_plan **out);
 /* Closed-form bound of the paper's 5.4 in S32 blocks: 4 n_stg + 8 n_par + 2 n_out + 2 (L = 8, bf16). */
 uint64_t plan_area_bound(uint32_t n_stg, uint32_t n_par, uint32_t n_out);
 

@@ -730,3 +730,19 @@ int schedule_build_stash(const tide_plan *plan, uint32_t group, uint32_t rank, c
     out->n_read = out->n_ops;
     return close_builder(&b);
 }
+
+int schedule_build_call(const tide_plan *plan, uint32_t group, uint32_t rank, int kind, schedule *out)
+{
+    schedule_rs_options options = {NULL, TIDE_BF16, (int)plan->options.mode};
+
+    if (kind == SCHEDULE_AG)
+        return schedule_build_ag(plan, group, rank, out);
+    if (group < plan->n_groups) {
+        options.grad_dtype = plan->groups[group].geo.grad_dtype;
+        /* Slot-Reuse needs gradients that fit the slot; such a call of a wider group goes In-Place. */
+        if (plan->options.multicast || tide_dtype_bytes(options.grad_dtype) > plan->groups[group].geo.item)
+            options.mode = 0;
+    }
+    return kind == SCHEDULE_RS ? schedule_build_rs(plan, group, rank, &options, out)
+                               : schedule_build_stash(plan, group, rank, &options, out);
+}

@@ -38,18 +38,6 @@ static bool reduces(const tide_plan *plan, uint32_t group)
     return plan->groups[group].geo.grad_dtype != TIDE_NONE;
 }
 
-static int build(const tide_plan *plan, uint32_t group, uint32_t rank, int kind, schedule *s)
-{
-    schedule_rs_options options = {NULL, plan->groups[group].geo.grad_dtype, (int)plan->options.mode};
-
-    /* Slot-Reuse needs gradients that fit the slot; such a call of a wider group goes In-Place. */
-    if (kind == SCHEDULE_RS &&
-        (plan->options.multicast || tide_dtype_bytes(options.grad_dtype) > plan->groups[group].geo.item))
-        options.mode = 0;
-    return kind == SCHEDULE_AG ? schedule_build_ag(plan, group, rank, s)
-                               : schedule_build_rs(plan, group, rank, &options, s);
-}
-
 static void put_u64(tide_text *t, const char *key, uint64_t value)
 {
     tide_text_put(t, ", \"%s\": %llu", key, (unsigned long long)value);
@@ -317,7 +305,7 @@ static int put_schedules(tide_text *t, const tide_plan *plan, uint32_t rank, boo
 
             if (kind == SCHEDULE_RS && !reduces(plan, g))
                 continue;
-            status = build(plan, g, rank, kind, &s);
+            status = schedule_build_call(plan, g, rank, kind, &s);
             if (status == TIDE_OK) {
                 tide_text_put(t, !json ? "\n" : first ? "" : ", ");
                 first = false;

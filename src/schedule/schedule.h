@@ -177,6 +177,8 @@ int schedule_build_rs(const tide_plan *plan, uint32_t group, uint32_t rank, cons
 /* Slot-Reuse: the copy of the gradients into the landing (one stream, arguments = gradients of the subset); records READ_DONE of
  * the group when the gradients are no longer needed. */
 int schedule_build_stash(const tide_plan *plan, uint32_t group, uint32_t rank, const schedule_rs_options *options, schedule *out);
+/* Any of the three with all parameters, in the dtype and mode that the plan has for the group. */
+int schedule_build_call(const tide_plan *plan, uint32_t group, uint32_t rank, int kind, schedule *out);
 void schedule_clear(schedule *s);
 
 /* Used by the builders. Each appends and returns TIDE_OK or TIDE_ERR_MEMORY; items are appended after schedule_op and counted in it. */

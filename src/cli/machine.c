@@ -1,0 +1,74 @@
+/* machine.c - finds and reads machine files; parsing them is plan/machine.c's. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+enum { MAX_FILE = 1 << 16 };
+
+/* Beside the program: of a build folder in the source tree, and of an installation. */
+static const char *const folders[] = {"../machines", "../share/tide/machines"};
+
+static FILE *open_shipped(const char *name)
+{
+    char program[PATH_MAX], path[PATH_MAX + 128], *slash;
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+
+    if (n <= 0 || strchr(name, '/'))
+        return NULL;
+    program[n] = '\0';
+    slash = strrchr(program, '/');
+    if (!slash)
+        return NULL;
+    *slash = '\0';
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        FILE *f;
+        snprintf(path, sizeof path, "%s/%s/%.64s.txt", program, folders[i], name);
+        f = fopen(path, "r");
+        if (f)
+            return f;
+    }
+    return NULL;
+}
+
+static int override(const cli *c, plan_machine *m)
+{
+    if (c->nic && plan_machine_set(m, "--nic", "nic_rate", c->nic) != TIDE_OK)
+        return cli_fail_library(c);
+    if (c->nvlink && plan_machine_set(m, "--nvlink", "nvlink_rate", c->nvlink) != TIDE_OK)
+        return cli_fail_library(c);
+    return CLI_OK;
+}
+
+int cli_machine_load(const cli *c, const char *dflt, plan_machine *out)
+{
+    const char *name = c->machine ? c->machine : dflt;
+    FILE *f = fopen(name, "r");
+    int code = CLI_OK, cause = errno;
+    char *text;
+    size_t n;
+
+    if (!f)
+        f = open_shipped(name);
+    if (!f)
+        return cli_fail(c, "--machine: %s: %s, and no shipped machine has that name", name, strerror(cause));
+    text = malloc(MAX_FILE);
+    if (!text) {
+        fclose(f);
+        return cli_fail(c, "out of memory");
+    }
+    errno = 0;
+    n = fread(text, 1, MAX_FILE, f);
+    if (ferror(f))
+        code = cli_fail(c, "--machine: %s: %s", name, strerror(errno));
+    else if (n == MAX_FILE)
+        code = cli_fail(c, "--machine: %s: longer than %d bytes", name, MAX_FILE - 1);
+    else if (plan_machine_parse(name, text, n, out) != TIDE_OK)
+        code = cli_fail_library(c);
+    free(text);
+    fclose(f);
+    return code == CLI_OK ? override(c, out) : code;
+}

@@ -1,0 +1,175 @@
+/* simulate.c - `tide simulate`: what a call would take on a machine that one does not have. */
+#include <errno.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "schedule/simulate.h"
+
+#define DEFAULT_MODEL "llama-3.1-70b"
+enum { DEFAULT_PARAMS = 30, ALL_RANKS_UP_TO = 64 };
+
+static const char *const collective[] = {"all_gather", "reduce_scatter"};
+
+/* Equal parameters that give each rank `bytes` of `item` bytes. */
+static int equal_params(const cli *c, uint32_t n_ranks, uint32_t item, cli_shapes *s)
+{
+    int64_t params = c->params ? c->params : DEFAULT_PARAMS, elements = c->shard / item;
+    memset(s, 0, sizeof *s);
+    s->dtype = TIDE_BF16;
+    for (int64_t i = 0; i < params; i++) {
+        int64_t dims[1] = {(elements / params + (i < elements % params)) * (int64_t)n_ranks};
+        char name[24];
+        snprintf(name, sizeof name, "p%lld", (long long)i);
+        if (!cli_shapes_add(s, name, 1, dims, 0))
+            return cli_fail(c, "out of memory");
+    }
+    return CLI_OK;
+}
+
+static int make_plan(const cli *c, const plan_machine *m, int kind, const tide_topology *topology, tide_plan **plan)
+{
+    cli with = *c;
+    cli_shapes shapes = {0};
+    tide_group_desc desc;
+    int code;
+
+    if (!cli_knob_given(c, "target"))
+        with.options.target = 1; /* machine files are about GPUs */
+    if (!cli_knob_given(c, "multicast"))
+        with.options.multicast = m->multicast > 0;
+    if (!c->model && !c->shapes && !c->shard)
+        with.model = DEFAULT_MODEL;
+    code = c->shard ? equal_params(c, topology->nodes * topology->local, kind == SCHEDULE_AG ? 2 : 4, &shapes)
+                    : cli_shapes_load(&with, &shapes);
+    if (code == CLI_OK)
+        code = cli_shapes_desc(&with, &shapes, &desc);
+    if (code == CLI_OK && plan_machine_create(m, topology, &desc, 1, &with.options, plan) != TIDE_OK)
+        code = cli_fail_library(c);
+    cli_shapes_clear(&shapes);
+    return code;
+}
+
+/* ---- output --------------------------------------------------------------------------------------- */
+
+static void text_path(const simulate_path *p, double total)
+{
+    static const char *const kinds[OP_KIND_COUNT] = {"COPY", "REDUCE", "PUT", "SIGNAL", "WAIT", "RECORD", "JOIN"};
+    printf("  critical path, %u operations\n", p->n_ops);
+    for (int phase = 0; phase < PHASE_COUNT; phase++)
+        for (int k = 0; k < OP_KIND_COUNT; k++)
+            if (p->work[phase][k] > 0)
+                printf("    %-22s %-7s %10.3f ms %5.1f %%\n", op_phase_name(phase), kinds[k],
+                       p->work[phase][k] * 1e3, 100 * p->work[phase][k] / total);
+    printf("    %-30s %10.3f ms %5.1f %%\n", "signals and arrivals under way", p->signal * 1e3, 100 * p->signal / total);
+    printf("    %-30s %10.3f ms %5.1f %%\n", "host, before the first of them", p->host * 1e3, 100 * p->host / total);
+}
+
+static void text_result(int kind, const simulate_result *r, const tide_plan *plan)
+{
+    tide_bytes b = TIDE_BYTES_INIT;
+    tide_plan_bytes(plan, 0, &b);
+    printf("%s: %.3f ms; %u rank%s, %llu operations at %llu moments, digest %016llx\n", collective[kind], r->call_seconds[0] * 1e3,
+           r->ranks, r->ranks == 1 ? " for all" : "s", (unsigned long long)r->ops, (unsigned long long)r->events,
+           (unsigned long long)r->digest);
+    printf("  no single resource needs more than %.3f ms\n  busy", r->bound * 1e3);
+    for (int k = 0; k < SIMULATE_RESOURCE_COUNT; k++)
+        if (r->resource[k].busy >= 0.0005)
+            printf("  %s %.1f %%", simulate_resource_name(k), 100 * r->resource[k].busy);
+    printf("\n");
+    text_path(&r->path, r->seconds);
+    printf("  memory of rank 0: %.3f MiB (landing %.3f, resident %.3f, stage %.3f, staging %.3f, outbox %.3f, spare %.3f,"
+           " inbox %.3f)\n",
+           (double)b.total / 1048576, (double)b.landing / 1048576, (double)b.resident / 1048576,
+           (double)b.stage / 1048576, (double)b.staging / 1048576, (double)b.outbox / 1048576,
+           (double)b.spare / 1048576, (double)b.inbox / 1048576);
+}
+
+static void json_result(int kind, const simulate_result *r, const tide_plan *plan)
+{
+    static const char *const kinds[OP_KIND_COUNT] = {"copy", "reduce", "put", "signal", "wait", "record", "join"};
+    tide_bytes b = TIDE_BYTES_INIT;
+    tide_plan_bytes(plan, 0, &b);
+    printf("{\"collective\": \"%s\", \"seconds\": %.9g, \"all_done_seconds\": %.9g, \"bound_seconds\": %.9g, "
+           "\"ranks_simulated\": %u, \"ops\": %llu, \"digest\": \"%016llx\", \"memory_bytes\": %llu, \"resources\": {",
+           collective[kind], r->call_seconds[0], r->seconds, r->bound, r->ranks, (unsigned long long)r->ops,
+           (unsigned long long)r->digest, (unsigned long long)b.total);
+    for (int k = 0; k < SIMULATE_RESOURCE_COUNT; k++)
+        printf("%s\"%s\": {\"busy\": %.6g, \"units\": %.9g, \"unit\": \"%s\"}", k ? ", " : "",
+               simulate_resource_name(k), r->resource[k].busy, r->resource[k].units, simulate_resource_unit(k));
+    printf("}, \"critical_path\": {\"ops\": %u, \"host\": %.9g, \"signals\": %.9g, \"work\": [", r->path.n_ops,
+           r->path.host, r->path.signal);
+    for (int phase = 0, n = 0; phase < PHASE_COUNT; phase++)
+        for (int k = 0; k < OP_KIND_COUNT; k++)
+            if (r->path.work[phase][k] > 0)
+                printf("%s{\"phase\": \"%s\", \"op\": \"%s\", \"seconds\": %.9g}", n++ ? ", " : "",
+                       op_phase_name(phase), kinds[k], r->path.work[phase][k]);
+    printf("]}}");
+}
+
+/* ---- one call ------------------------------------------------------------------------------------------ */
+
+static int price(const cli *c, const plan_machine *m, int kind, const tide_topology *topology, FILE *trace)
+{
+    uint32_t n_ranks = topology->nodes * topology->local;
+    tide_plan *plan = NULL;
+    simulate_call call = {kind, 0};
+    const simulate_step steps[2] = {{kind == SCHEDULE_AG ? SIMULATE_AG : SIMULATE_READ, 0}, {SIMULATE_NET, 0}};
+    double seconds = 0;
+    simulate_result result = {.call_seconds = &seconds};
+    simulate_input input = {.machine = m, .calls = &call, .n_calls = 1, .steps = steps, .rank = (uint32_t)c->rank};
+    tide_text out = {cli_write, trace, TIDE_OK};
+    int code = make_plan(c, m, kind, topology, &plan);
+
+    input.plan = plan;
+    input.n_steps = kind == SCHEDULE_AG ? 1 : 2;
+    input.every_rank = c->ranks ? strcmp(c->ranks, "all") == 0 : n_ranks <= ALL_RANKS_UP_TO;
+    if (code == CLI_OK && simulate_run(&input, &result, trace ? &out : NULL) != TIDE_OK)
+        code = trace && ferror(trace) ? cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno)) : cli_fail_library(c);
+    if (code == CLI_OK)
+        (c->json ? json_result : text_result)(kind, &result, plan);
+    tide_plan_destroy(plan);
+    return code;
+}
+
+int cli_simulate(const cli *c)
+{
+    tide_topology topology = TIDE_TOPOLOGY_INIT;
+    plan_machine machine;
+    FILE *trace = NULL;
+    int first = SCHEDULE_AG, last = SCHEDULE_RS, code = cli_machine_load(c, "paper", &machine);
+
+    if (code != CLI_OK)
+        return code;
+    if (c->operand && strcmp(c->operand, "ag") != 0 && strcmp(c->operand, "rs") != 0)
+        return cli_fail(c, "'%s' is not one of ag, rs", c->operand);
+    if (c->operand)
+        first = last = strcmp(c->operand, "ag") == 0 ? SCHEDULE_AG : SCHEDULE_RS;
+    if (c->ranks && strcmp(c->ranks, "all") != 0 && strcmp(c->ranks, "one") != 0)
+        return cli_fail(c, "--ranks: '%s' is not one of all, one", c->ranks);
+    topology.local = c->local ? (uint32_t)c->local : 8;
+    topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
+    if (c->gpus && (c->gpus % topology.local != 0 || c->nodes))
+        return c->nodes ? cli_fail(c, "--gpus: excludes --nodes")
+                        : cli_fail(c, "--gpus: %lld is not a multiple of %u GPUs a node", (long long)c->gpus, topology.local);
+    if (c->gpus)
+        topology.nodes = (uint32_t)c->gpus / topology.local;
+    if (c->trace && first != last)
+        return cli_fail(c, "--trace: needs ag or rs: a trace holds one call");
+    if (c->trace && !(trace = fopen(c->trace, "w")))
+        return cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno));
+    if (c->json)
+        printf("{\"schema\": 1, \"kind\": \"simulation\", \"machine\": \"%s\", \"nodes\": %u, \"local\": %u, \"calls\": [",
+               machine.name, topology.nodes, topology.local);
+    else
+        printf("machine %s, %u nodes x %u\n", machine.name, topology.nodes, topology.local);
+    for (int kind = first; kind <= last && code == CLI_OK; kind++) {
+        if (kind > first)
+            printf(c->json ? ", " : "\n");
+        code = price(c, &machine, kind, &topology, trace);
+    }
+    if (c->json)
+        printf("]}\n");
+    if (trace && fclose(trace) != 0 && code == CLI_OK)
+        code = cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno));
+    return code;
+}
