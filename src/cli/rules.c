@@ -32,6 +32,7 @@ typedef struct rules {
     cu_ptr gates_device;
     int n_gates;
     char why[200];
+    const char *note; /* which of two ways the driver has, where both will do */
 } rules;
 
 enum outcome { OK, FAILED, NOT_RUN };
@@ -496,6 +497,18 @@ static enum outcome rule_address_in_use(rules *r)
     return OK;
 }
 
+static enum outcome rule_access_once(rules *r)
+{
+    size_t bytes = 0;
+    cu_handle h = handle_on(r, 0, &bytes);
+    cu_ptr a = mapping(r, h, bytes, 0);
+    cu_access again = {{CU_LOCATION_DEVICE, r->device[0]}, CU_ACCESS_READ_WRITE};
+    MUST(h && a);
+    r->note = r->d->MemSetAccess(a, bytes, &again, 1) == CU_OK ? "the same again is fine" : "the same again is refused";
+    MUST(put_word(r, a, 5) && get_word(r, a) == 5); /* it stays */
+    return OK;
+}
+
 static enum outcome rule_free_unknown(rules *r)
 {
     cu_ptr p = device_memory(r, 4096);
@@ -582,9 +595,31 @@ static enum outcome rule_pitch(rules *r)
                    .dst_device = a + 4096, .dst_pitch = 64, .width = 32, .height = 2};
     MUST(a && s);
     GIVES(r->d->Memcpy2DAsync(&c, s), CU_INVALID_VALUE); /* rows that overlap */
-    c.src_pitch = (size_t)1 << 32;
-    c.height = 1;
-    GIVES(r->d->Memcpy2DAsync(&c, s), CU_INVALID_VALUE);
+    return OK;
+}
+
+/* Rows that are equally far apart, each in an allocation of its own. */
+static enum outcome rule_copy_2d_apart(rules *r)
+{
+    enum { ROWS = 3, BYTES = 4 << 20 };
+    cu_ptr from[ROWS], to = device_memory(r, 4096);
+    cu_stream s = stream(r);
+    cu_copy2d c = {.src_type = CU_MEMORY_DEVICE, .dst_type = CU_MEMORY_DEVICE, .dst_device = to, .dst_pitch = 16,
+                   .width = 8, .height = ROWS};
+    cu_result result;
+    uint64_t words[2 * ROWS];
+
+    for (int i = 0; i < ROWS; i++)
+        MUST((from[i] = device_memory(r, BYTES)) && put_word(r, from[i], (uint64_t)i + 1));
+    NEEDS(from[1] - from[0] == from[2] - from[1] && from[1] > from[0] && from[1] - from[0] < INT32_MAX,
+          "allocations are not equally far apart");
+    c.src_device = from[0];
+    c.src_pitch = from[1] - from[0];
+    result = r->d->Memcpy2DAsync(&c, s);
+    r->note = result == CU_OK ? "copied" : "refused";
+    MUST(to && dry(r, s));
+    MUST(get(r, words, to, sizeof words));
+    MUST(result != CU_OK || (words[0] == 1 && words[2] == 2 && words[4] == 3));
     return OK;
 }
 
@@ -740,9 +775,16 @@ static enum outcome rule_words_refused(rules *r)
 {
     cu_ptr a = device_memory(r, 4096);
     cu_stream s = stream(r);
-    cu_stream_op op = word_op(CU_OP_WRITE_64, a, 1, 0);
+    cu_stream_op op = word_op(CU_OP_WRITE_64, a, 1, 0), many[255];
     MUST(a && s);
     REFUSED(r->d->StreamBatchMemOp(s, 1, &op, 1));
+    op.at.flags = 1; /* a write without its barrier: not with this version of the call */
+    REFUSED(r->d->StreamBatchMemOp(s, 1, &op, 0));
+    op.at.flags = 0;
+    for (int i = 0; i < 255; i++)
+        many[i] = op;
+    GIVES(r->d->StreamBatchMemOp(s, 255, many, 0), CU_OK);
+    MUST(dry(r, s) && get_word(r, a) == 1);
     op.at.operation = 77;
     REFUSED(r->d->StreamBatchMemOp(s, 1, &op, 0));
     return OK;
@@ -1162,15 +1204,34 @@ static enum outcome rule_no_access(rules *r)
     return OK;
 }
 
+/* Nothing here writes a word of a peer in this way, or awaits one; what would happen? */
 static enum outcome rule_peer_word(rules *r)
 {
     cu_ptr near = 0, far = 0;
-    cu_stream s = stream(r);
+    cu_stream s = stream(r), t;
+    cu_context c;
+    cu_result written, awaited;
+    uint64_t value = 0;
+    bool came;
     TWO_DEVICES;
     MUST(s && shared(r, &near, &far));
-    REFUSED(one_word(r, s, CU_OP_WRITE_64, near, 1));
-    REFUSED(one_word(r, s, CU_OP_WAIT_64, near, 0));
+    GIVES(r->d->MemsetD8Async(near, 0, 64, s), CU_OK);
     MUST(dry(r, s));
+    written = one_word(r, s, CU_OP_WRITE_64, near, 7);
+    MUST(dry(r, s));
+    GIVES(r->d->CtxPush(r->context[1]), CU_OK);
+    t = stream(r);
+    came = get(r, &value, far, 8) && value == 7;
+    r->d->CtxPop(&c);
+    awaited = one_word(r, s, CU_OP_WAIT_64, near, 9);
+    GIVES(r->d->CtxPush(r->context[1]), CU_OK);
+    one_word(r, t, CU_OP_WRITE_64, far, 9);
+    r->d->CtxPop(&c);
+    MUST(t && dry(r, s));
+    r->note = written != CU_OK ? awaited != CU_OK ? "both refused" : "not written, awaited"
+              : !came          ? "written into the void"
+              : awaited != CU_OK ? "written, not awaited"
+                                 : "written and awaited";
     return OK;
 }
 
@@ -1186,11 +1247,13 @@ static const struct { const char *name; enum outcome (*run)(rules *r); } list[] 
     {"importing what is no handle is refused", rule_import_nonsense},
     {"memory comes in multiples of the granularity", rule_granularity},
     {"addresses in use are neither freed nor mapped again", rule_address_in_use},
+    {"access that a device has already", rule_access_once},
     {"freeing what was not allocated is refused; 0 is fine", rule_free_unknown},
     {"pointers know their memory, device and context; host memory has one address", rule_pointers},
     {"copies and fills of any alignment", rule_copy},
     {"2-D copies and fills of odd widths and pitches", rule_copy_2d},
-    {"2-D copies: pitch at least the width, less than 2 GiB", rule_pitch},
+    {"2-D copies: pitch at least the width", rule_pitch},
+    {"2-D copies whose rows are in several allocations", rule_copy_2d_apart},
     {"a batch of copies: all of them; its arrays are read at the call", rule_batch},
     {"a batch of copies: wrong attributes and the legacy stream are refused", rule_batch_refused},
     {"a stream runs in order, beside the others", rule_stream_order},
@@ -1198,7 +1261,7 @@ static const struct { const char *name; enum outcome (*run)(rules *r); } list[] 
     {"words of a batch in order, seen by the host on the way", rule_batch_of_words},
     {"a copied word releases a wait, with what came before it", rule_copied_word},
     {"a staging word is read before the stream writes it again", rule_staging},
-    {"unknown operations and flags are refused", rule_words_refused},
+    {"255 words are a batch; unknown operations and flags are refused", rule_words_refused},
     {"a destroyed stream finishes its work", rule_stream_destroyed},
     {"blocked streams block no others while there are hardware queues", rule_hardware_queues},
     {"streams are not captured unless asked", rule_capture},
@@ -1221,7 +1284,7 @@ static const struct { const char *name; enum outcome (*run)(rules *r); } list[] 
     {"a copy beyond an allocation is refused", rule_range},
     {"an unaligned word is refused", rule_word_alignment},
     {"memory without access is refused", rule_no_access},
-    {"a word of a peer is neither written nor awaited", rule_peer_word},
+    {"a word of a peer", rule_peer_word},
 };
 
 /* ---- all of them ----------------------------------------------------------------------------- */
@@ -1286,11 +1349,16 @@ rules_count rules_run(const cuda_driver *driver, FILE *out)
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         enum outcome o = NOT_RUN;
         r.why[0] = '\0';
+        r.note = NULL;
         if (broken[0])
             snprintf(r.why, sizeof r.why, "%s", broken);
         else
             o = list[i].run(&r);
-        fprintf(out, "%-8s %s%s%s\n", words[o], list[i].name, o == OK ? "" : ": ", o == OK ? "" : r.why);
+        if (o == OK && r.note)
+            snprintf(r.why, sizeof r.why, "%s", r.note);
+        else if (o == OK)
+            r.why[0] = '\0';
+        fprintf(out, "%-8s %s%s%s\n", words[o], list[i].name, r.why[0] ? ": " : "", r.why);
         fflush(out);
         *(o == OK ? &count.ok : o == FAILED ? &count.failed : &count.not_run) += 1;
         if (broken[0])

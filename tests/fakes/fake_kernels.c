@@ -21,9 +21,11 @@ static void add_word_ranges(const void *args, fake_touch *t)
 
 /* ---- the library's --------------------------------------------------------------------------- */
 
-static uint64_t extent(uint64_t width, uint64_t rows, uint64_t pitch)
+/* Rows may lie in several allocations. */
+static void touch_rows(fake_touch *t, uint64_t at, uint64_t width, uint64_t rows, uint64_t pitch)
 {
-    return width && rows ? (rows - 1) * pitch + width : 0;
+    for (uint64_t i = 0; i < rows; i++)
+        fake_cuda_touch(t, at + i * pitch, width);
 }
 
 /* The source's item shows in the kernel's name alone. */
@@ -34,9 +36,9 @@ static void reduce_ranges(const void *args, fake_touch *t)
 
     for (uint32_t i = 0; i < p->n_segments; i++) {
         const kernel_segment *s = &p->segments[i];
-        fake_cuda_touch(t, s->dst, extent(s->elems * 4, s->rows, s->dst_pitch));
+        touch_rows(t, s->dst, s->elems * 4, s->rows, s->dst_pitch);
         for (uint32_t k = s->first_source; k < s->first_source + s->n_sources; k++)
-            fake_cuda_touch(t, p->sources[k].at, extent(s->elems * item, s->rows, p->sources[k].row_pitch));
+            touch_rows(t, p->sources[k].at, s->elems * item, s->rows, p->sources[k].row_pitch);
     }
     for (uint32_t i = 0; i < p->n_posts; i++)
         fake_cuda_touch(t, p->posts[i], 8);
@@ -48,9 +50,9 @@ static void copy_ranges(const void *args, fake_touch *t)
     const kernel_copy *p = args;
     for (uint32_t i = 0; i < p->n_runs; i++) {
         const kernel_run *r = &p->runs[i];
-        fake_cuda_touch(t, r->dst, extent(r->width * p->dst_item, r->rows, r->dst_pitch));
+        touch_rows(t, r->dst, r->width * p->dst_item, r->rows, r->dst_pitch);
         if (r->src)
-            fake_cuda_touch(t, r->src, extent(r->width * p->src_item, r->rows, r->src_pitch));
+            touch_rows(t, r->src, r->width * p->src_item, r->rows, r->src_pitch);
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include "fake_internal.h"
 
+enum { ALREADY_MAPPED = 208 };
 enum { PAGE = 4096, GARBAGE = 0xa5 }; /* new memory holds anything but zeros */
 
 /* The page behind the memory of a memfd. */
@@ -306,6 +307,8 @@ cu_result fake_MemSetAccess(cu_ptr address, size_t bytes, const cu_access *acces
             r = CU_INVALID_VALUE;
         else if (d != s->device && fake.options.no_peers)
             r = CU_INVALID_DEVICE;
+        else if (s->access >> d & 1)
+            r = ALREADY_MAPPED;
         else
             s->access |= 1u << d;
     }

@@ -373,7 +373,7 @@ cu_result fake_Memcpy2DAsync(const cu_copy2d *copy, cu_stream stream)
                         copy->width, copy->height, copy->dst_pitch, copy->src_pitch, 0};
     if (copy->src_type != CU_MEMORY_DEVICE || copy->dst_type != CU_MEMORY_DEVICE || !piece.src || !piece.dst ||
         copy->src_pitch < copy->width + copy->src_x || copy->dst_pitch < copy->width + copy->dst_x ||
-        copy->src_pitch > MAX_PITCH || copy->dst_pitch > MAX_PITCH)
+        (copy->height > 1 && (copy->src_pitch > MAX_PITCH || copy->dst_pitch > MAX_PITCH)))
         return CU_INVALID_VALUE;
     return one_copy(FAKE_Memcpy2DAsync, "cuMemcpy2DAsync", stream, piece);
 }
@@ -464,14 +464,16 @@ cu_result fake_StreamBatchMemOp(cu_stream stream, unsigned count, cu_stream_op *
         if (operation == CU_OP_FLUSH)
             continue;
         if ((!waits && operation != CU_OP_WRITE_32 && operation != CU_OP_WRITE_64) || ops[i].at.address % bytes ||
-            ops[i].at.flags & ~(unsigned)(waits ? WAIT_MODES | FLUSH : 1)) {
+            ops[i].at.flags & ~(unsigned)(waits ? WAIT_MODES | FLUSH : 0)) {
             r = CU_INVALID_VALUE;
             break;
         }
-        /* The memory of another device cannot be awaited or written in this way. */
         s = fake_find(ops[i].at.address, bytes, stream->device);
-        if (!s || (s->kind != SPAN_HOST && s->device != stream->device))
+        if (!s)
             r = CU_INVALID_VALUE;
+        else if (s->kind != SPAN_HOST && s->device != stream->device)
+            fake_complain("cuStreamBatchMemOp: a word of device %d on a stream of device %d: not everywhere possible",
+                          s->device, stream->device);
     }
     if (r == CU_OK) {
         fake_op *op = new_op(OP_MEMORY, count);

@@ -29,11 +29,12 @@ static void test_rules(void **state)
         count = rules_run(fake_cuda_start(&o), out);
         rewind(out);
         while (fgets(line, sizeof line, out))
-            if (count.failed || (count.not_run && seed < 6))
+            if (count.failed || count.not_run > (seed < 6 ? 1 : 7))
                 fputs(line, stderr);
         fclose(out);
+        fake_cuda_forgive(); /* of words of a peer */
         assert_int_equal(count.failed, 0);
-        assert_int_equal(count.not_run, seed == 7 ? 6 : seed == 6 ? 2 : 0);
+        assert_in_range(count.not_run, seed == 7 ? 6 : seed == 6 ? 2 : 0, seed == 7 ? 7 : seed == 6 ? 3 : 1);
         assert_true(count.ok > 35);
         assert_int_equal(fake_cuda_stop(), 0);
     }
@@ -248,7 +249,11 @@ static void test_foreign(void **state)
         assert_int_equal(w.d->MemcpyDtoHAsync(host, p + 4096, 64, w.s[0]), CU_OK);
         assert_int_equal(w.d->StreamSynchronize(w.s[0]), CU_OK);
         assert_true(host[7] == UINT64_C(0x7777777777777777));
-        assert_int_equal(word(&w, 0, CU_OP_WRITE_64, p - w.a, 1), CU_INVALID_VALUE); /* it is still device 1's */
+        assert_int_equal(fake_cuda_complaints(NULL, 0), 0);
+        assert_int_equal(word(&w, 0, CU_OP_WRITE_64, p - w.a, 1), CU_OK); /* it is still device 1's */
+        assert_int_equal(fake_cuda_complaints(NULL, 0), 1);
+        fake_cuda_forgive();
+        assert_int_equal(w.d->StreamSynchronize(w.s[0]), CU_OK);
         assert_int_equal(w.d->MemFreeHost(host), CU_OK);
         assert_int_equal(w.d->MemUnmap(p, 65536), CU_OK);
         assert_int_equal(w.d->MemAddressFree(p, 65536), CU_OK);
