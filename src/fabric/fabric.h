@@ -253,13 +253,14 @@ typedef struct fab_inject {
     uint32_t delay_us; /* up to this much, drawn per message */
     uint32_t drop, duplicate;
     uint32_t cut;      /* fewer bytes arrive than were sent; maybe none, the signal does */
-    uint32_t overtake; /* held back for delay_us while those behind it pass */
+    uint32_t overtake; /* held back for delay_us while those behind it pass: no other is then */
     uint32_t sigs;     /* bit s: these four strike messages of signal index s; 0: of any */
     uint64_t nth;      /* and of those only the n-th that this rail sends; 0: any */
 } fab_inject;
 /* Wraps the rails that are created afterwards; NULL: none. */
 void fab_host_inject(fab_device *d, const fab_inject *inject);
-/* Called by the thread that runs a stream before each item. Set while nothing is enqueued. */
-void fab_host_on_item(fab_device *d, void (*fn)(void *context), void *context);
+/* Called by the thread that runs a stream before each item; phase: of a wait, a transfer or a rail's signal, else NULL.
+ * Set while nothing is enqueued. */
+void fab_host_on_item(fab_device *d, void (*fn)(void *context, const char *phase), void *context);
 
 #endif

@@ -133,13 +133,13 @@ int fab_peers_barrier(fab_peers *p, const char *phase)
         int64_t left = begin + p->deadline_ns - tide_now_ns();
         while (missing < n && atomic_load(&fab_peers_page(p, missing)->barriers) >= mine)
             missing++;
-        if (missing == n)
-            return TIDE_OK;
-        fab_peers_adopt(p);
-        if (!fab_peers_failed(p) && left <= 0)
+        fab_peers_adopt(p); /* one who came too late for the others hears it */
+        if (!fab_peers_failed(p) && missing < n && left <= 0)
             fail_barrier(p, phase, begin, missing);
         if (fab_peers_failed(p))
             return fab_peers_failure(p, NULL);
+        if (missing == n)
+            return TIDE_OK;
         fab_futex_wait(&p->own->bell, seen, left);
     }
 }

@@ -104,8 +104,8 @@ void fab_peers_adopt(fab_peers *p);
 /* The failure verb, but for standing still. */
 int fab_peers_failure(fab_peers *p, tide_failure *out);
 
-/* C  Until every rank is here: TIDE_OK. Or the failure that came first, for then the others may not come; the deadline is
- * one. The barrier verb. */
+/* C  Until every rank is here: TIDE_OK. Or the failure that came first, for then the others may not come; the deadline
+ * is one. The barrier verb. */
 int fab_peers_barrier(fab_peers *p, const char *phase);
 
 /* A wait that failed, or whose poster has died. */

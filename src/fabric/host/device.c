@@ -168,7 +168,7 @@ void fab_host_inject(fab_device *face, const fab_inject *inject)
         d->inject = *inject;
 }
 
-void fab_host_on_item(fab_device *face, void (*fn)(void *context), void *context)
+void fab_host_on_item(fab_device *face, void (*fn)(void *context, const char *phase), void *context)
 {
     host_device *d = (host_device *)face;
     d->on_item = fn;

@@ -142,7 +142,7 @@ typedef struct host_device {
 
     fab_inject inject;
     int injecting;
-    void (*on_item)(void *context);
+    void (*on_item)(void *context, const char *phase);
     void *on_item_context;
 } host_device;
 

@@ -1,6 +1,6 @@
 /*
- * inject.c - a rail with faults, for tests: messages are held back, lost, delivered twice, out of order or in part, by a
- * seed.
+ * inject.c - a rail with faults, for tests: messages are held back, lost, delivered twice, out of order or in part, by
+ * a seed.
  *
  * A put is complete for its sender when the payload has been taken, as on a network, so a message carries its own copy.
  * One thread delivers what is due.
@@ -79,7 +79,7 @@ static void post(fab_rail *r, const host_message *m, const void *payload, uint64
     if (overtaken) {
         p->due = tide_now_ns() + (int64_t)w->how.delay_us * 1000;
     } else {
-        p->due = tide_now_ns() + (int64_t)draw(w, w->how.delay_us + 1) * 1000;
+        p->due = tide_now_ns() + (int64_t)draw(w, w->how.overtake ? 0 : w->how.delay_us + 1) * 1000;
         if (p->due < *last)
             p->due = *last;
         *last = p->due;

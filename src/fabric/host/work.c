@@ -178,7 +178,7 @@ static void run_stream(host_device *d, host_stream *s, bool light, bool once)
             if ((light && is_heavy(item)) || !item_ready(d, s, item))
                 return;
             if (d->on_item)
-                d->on_item(d->on_item_context);
+                d->on_item(d->on_item_context, item->where ? item->where->phase : NULL);
             execute(d, item);
         }
         if (item->call)
@@ -267,11 +267,12 @@ static bool make_progress(host_device *d, bool light)
 
 /* ---- sleeping -------------------------------------------------------------------------------- */
 
-/* Nanoseconds until the first deadline of a blocked wait; -1: none. A wait past its deadline fails the device. Device
- * lock held. */
+/* Nanoseconds until the first deadline of a blocked wait; -1: none. A wait past its deadline fails the device: best one
+ * for another rank, since waits for oneself only follow from those. Device lock held. */
 static int64_t next_deadline(host_device *d)
 {
-    int64_t now = 0, first = -1;
+    const host_item *late = NULL;
+    int64_t now = 0, first = -1, whom = -1;
     for (fab_queue *q = d->queues; q; q = q->next) {
         for (uint32_t i = 0; i < q->n_streams; i++) {
             host_stream *s = &q->streams[i];
@@ -282,14 +283,16 @@ static int64_t next_deadline(host_device *d)
                 continue;
             now = now ? now : tide_now_ns();
             left = item->enqueued + d->peers.deadline_ns - now;
-            if (left <= 0 && (peer = host_missing(d, item)) >= 0) {
-                host_fail_wait(d, TIDE_ERR_DEADLINE, item, (uint32_t)peer);
-                return 0;
+            if (left <= 0 && (peer = host_missing(d, item)) >= 0 && (!late || whom == d->face.rank)) {
+                late = item;
+                whom = peer;
             }
             if (first < 0 || left < first)
                 first = left < 0 ? 0 : left;
         }
     }
+    if (late)
+        host_fail_wait(d, TIDE_ERR_DEADLINE, late, (uint32_t)whom);
     return first;
 }
 
