@@ -4,7 +4,6 @@
  *
  * Processes are this program again with arguments, so that each is a fresh user of the library.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -18,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "../harness/belongings.h"
 #include "../harness/threads.h"
 #include "engine/engine.h"
 
@@ -446,43 +446,13 @@ static void test_scatter_nodes(void **state)
     }
 }
 
-/* ---- what is left behind --------------------------------------------------------------------- */
-
-typedef struct belongings { int fds, threads, maps; } belongings;
-
-static int entries(const char *directory)
+static int nothing_left(const belongings *before)
 {
-    DIR *d = opendir(directory);
-    int n = 0;
-    while (d && readdir(d))
-        n++;
-    if (d)
-        closedir(d);
-    return n;
-}
-
-static belongings take_stock(void)
-{
-    belongings b = {entries("/proc/self/fd"), entries("/proc/self/task"), 0};
-    FILE *maps = fopen("/proc/self/maps", "r");
-    char line[512];
-    while (maps && fgets(line, sizeof line, maps))
-        b.maps += strstr(line, "memfd:tide") != NULL;
-    if (maps)
-        fclose(maps);
-    return b;
-}
-
-/* A joined thread's entry may outlive the join for a moment. */
-static int same_belongings(const belongings *before)
-{
-    for (int ms = 0; ms < 1000; ms++) {
-        belongings now = take_stock();
-        if (now.fds <= before->fds && now.threads <= before->threads && now.maps <= before->maps)
-            return 1;
-        usleep(1000);
-    }
-    return 0;
+    char text[128];
+    belongings_left(before, text);
+    if (text[0])
+        fprintf(stderr, "left behind: %s\n", text);
+    return !text[0];
 }
 
 /* ---- failures: what each rank does, as a thread or as a process ------------------------------ */
@@ -666,11 +636,11 @@ static void test_failures_threads(void **state)
     for (uint32_t nodes = 1; nodes <= 2; nodes++) {
         for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
             thread_job t = {base_job(nodes, 2), roles[i]};
-            belongings before = take_stock();
+            belongings before = belongings_now();
             if (roles[i] == ROLE_LATE)
                 t.j.options.deadline_ms = 200;
             assert_int_equal(threads_run(nodes * 2, fail_thread, &t), 0);
-            assert_true(same_belongings(&before));
+            assert_true(nothing_left(&before));
         }
     }
 }
@@ -752,7 +722,7 @@ static int process_main(char **argument)
     }
     if (pthread_create(&first, NULL, no_work, NULL) == 0) /* a sanitizer starts threads of its own with the first one */
         pthread_join(first, NULL);
-    before = take_stock();
+    before = belongings_now();
     if (role == ROLE_ALLOCATE) {
         failed = allocate_and_fail(&j, rank, b);
         memset(v, 0, sizeof *v);
@@ -766,8 +736,8 @@ static int process_main(char **argument)
     if (!failed && role != ROLE_ALLOCATE)
         failed = fail_as(v, role);
     env_close(v);
-    if (!failed && !same_belongings(&before)) {
-        fprintf(stderr, "rank %u leaves descriptors, threads or mappings behind\n", rank);
+    if (!failed && !nothing_left(&before)) {
+        fprintf(stderr, "by rank %u\n", rank);
         failed = 1;
     }
     tide_bootstrap_destroy(b);
@@ -870,7 +840,7 @@ static void test_allocation_failures(void **state)
     (void)state;
     for (uint64_t n = 1;; n++) {
         create_job c = {.j = base_job(2, 2)};
-        belongings before = take_stock();
+        belongings before = belongings_now();
         int done;
         c.j.options.multicast = (int)(n & 1);
         tide_alloc_fail_at(n);
@@ -881,7 +851,7 @@ static void test_allocation_failures(void **state)
         done = c.status[0] == TIDE_OK;
         assert_true(done || c.status[0] == TIDE_ERR_MEMORY);
         assert_true(done || strstr(c.text[0], "failure injected"));
-        assert_true(same_belongings(&before));
+        assert_true(nothing_left(&before));
         if (done) {
             assert_true(n > 100);
             break;
@@ -932,10 +902,10 @@ static void test_memory(void **state)
     (void)state;
     for (int multicast = 0; multicast < 2; multicast++) {
         job j = base_job(2, 2);
-        belongings before = take_stock();
+        belongings before = belongings_now();
         j.options.multicast = multicast;
         assert_int_equal(threads_run(4, memory_rank, &j), 0);
-        assert_true(same_belongings(&before));
+        assert_true(nothing_left(&before));
     }
 }
 

@@ -6,17 +6,16 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "../harness/belongings.h"
+#include "../harness/processes.h"
 #include "base/base.h"
 #include "tide/tide.h"
 
@@ -24,8 +23,8 @@ enum { RANKS = 3, NEVER = 1000 };
 
 /* What a rank tells the test; shared memory. */
 typedef struct report {
-    int status, ended, exchanges, kept;
-    char text[512];
+    int status, ended, exchanges;
+    char text[512], kept[128];
 } report;
 
 typedef struct trouble {
@@ -52,17 +51,6 @@ static int counted(void *context, const void *in, void *out, size_t bytes)
         raise(SIGKILL);
     }
     return status;
-}
-
-static int open_descriptors(void)
-{
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-    while (d && readdir(d))
-        n++;
-    if (d)
-        closedir(d);
-    return n - 3; /* ".", ".." and d */
 }
 
 static rlim_t mapped_bytes(void)
@@ -97,7 +85,7 @@ static int set_up(exchanger *e, int rank, const trouble *t)
     int status;
 
     if (rank == t->limit_rank && t->spare_fds) {
-        limit.rlim_cur = limit.rlim_max = (rlim_t)open_descriptors() + t->spare_fds;
+        limit.rlim_cur = limit.rlim_max = (rlim_t)belongings_now().fds - 3 + t->spare_fds;
         setrlimit(RLIMIT_NOFILE, &limit);
     }
     if (rank == t->limit_rank && t->spare_bytes) {
@@ -123,56 +111,45 @@ static int set_up(exchanger *e, int rank, const trouble *t)
     return status;
 }
 
-static void rank_main(const char *path, int rank, const trouble *t, report *r)
-{
-    exchanger e = {NULL, r, rank == t->victim ? t->at : NEVER};
-    int before, status;
+typedef struct job {
+    const trouble *t;
+    report *reports;
+} job;
 
-    before = open_descriptors();
-    status = tide_bootstrap_local(path, (uint32_t)rank, RANKS, 20000, &e.bootstrap);
-    if (t->timer_us)
-        start_timer(t->timer_us);
-    r->status = status == TIDE_OK ? set_up(&e, rank, t) : status;
+static void rank_main(const processes_rank *rank)
+{
+    const job *j = rank->context;
+    report *r = &j->reports[rank->rank];
+    exchanger e = {NULL, r, (int)rank->rank == j->t->victim ? j->t->at : NEVER};
+    belongings before = belongings_now();
+    int status = tide_bootstrap_local(rank->path, rank->rank, RANKS, 20000, &e.bootstrap);
+
+    if (j->t->timer_us)
+        start_timer(j->t->timer_us);
+    r->status = status == TIDE_OK ? set_up(&e, (int)rank->rank, j->t) : status;
     tide_bootstrap_destroy(e.bootstrap);
-    r->kept = open_descriptors() - before;
+    belongings_left(&before, r->kept);
     r->ended = 1;
 }
 
 /* Seconds until the last rank has ended; a rank that has not after half a minute is killed and has not `ended`. */
 static double run(const trouble *t, report *reports)
 {
-    static unsigned serial;
-    int64_t start;
-    pid_t pids[RANKS];
-    char path[64];
+    job j = {t, reports};
+    int how[RANKS];
+    double seconds;
 
     memset(reports, 0, RANKS * sizeof *reports);
-    snprintf(path, sizeof path, "tide-test-setup-%ld-%u", (long)getpid(), serial++);
-    start = tide_now_ns();
-    for (int r = 0; r < RANKS; r++) {
-        pids[r] = fork();
-        if (pids[r] == 0) {
-            rank_main(path, r, t, &reports[r]);
-            _exit(0);
-        }
-        assert_true(pids[r] > 0);
-    }
-    for (int r = 0; r < RANKS; r++) {
-        struct timespec pause = {0, 1000000};
-        while (waitpid(pids[r], NULL, WNOHANG) == 0) {
-            if (tide_now_ns() - start > INT64_C(30) * 1000000000)
-                kill(pids[r], SIGKILL);
-            nanosleep(&pause, NULL);
-        }
-    }
-    return (double)(tide_now_ns() - start) / 1e9;
+    seconds = processes_run(RANKS, rank_main, &j, 0, 30, how);
+    assert_true(seconds >= 0.0);
+    return seconds;
 }
 
 static report *shared_reports(void)
 {
-    void *memory = mmap(NULL, RANKS * sizeof(report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(memory != MAP_FAILED);
-    return memory;
+    report *r = processes_shared(RANKS * sizeof *r);
+    assert_non_null(r);
+    return r;
 }
 
 static void test_a_rank_dies_between_exchanges(void **state)
@@ -190,18 +167,18 @@ static void test_a_rank_dies_between_exchanges(void **state)
             for (int i = 0; i < RANKS; i++) {
                 if (i == victim)
                     continue;
-                if (!r[i].ended || seconds > 10.0 || r[i].kept != 0)
-                    print_error("victim %d after %d: rank %d: %s in %.1f s, %d kept\n", victim, at, i, r[i].text,
+                if (!r[i].ended || seconds > 10.0 || r[i].kept[0])
+                    print_error("victim %d after %d: rank %d: %s in %.1f s, kept %s\n", victim, at, i, r[i].text,
                                 seconds, r[i].kept);
                 assert_true(r[i].ended);
                 assert_true(seconds < 10.0);
-                assert_int_equal(r[i].kept, 0);
+                assert_string_equal(r[i].kept, "");
             }
         }
         assert_int_equal(r[victim].status, TIDE_OK);
     }
     assert_true(deaths > 20);
-    munmap(r, RANKS * sizeof *r);
+    processes_unshare(r, RANKS * sizeof *r);
 }
 
 static void test_the_lost_rank_is_named(void **state)
@@ -215,7 +192,7 @@ static void test_the_lost_rank_is_named(void **state)
         assert_int_not_equal(r[i].status, TIDE_OK);
         assert_non_null(strstr(r[i].text, "rank 1"));
     }
-    munmap(r, RANKS * sizeof *r);
+    processes_unshare(r, RANKS * sizeof *r);
 }
 
 static void test_signals_do_not_disturb(void **state)
@@ -230,10 +207,10 @@ static void test_signals_do_not_disturb(void **state)
                 print_error("rank %d: %s\n", i, r[i].text);
             assert_true(r[i].ended);
             assert_int_equal(r[i].status, TIDE_OK);
-            assert_int_equal(r[i].kept, 0);
+            assert_string_equal(r[i].kept, "");
         }
     }
-    munmap(r, RANKS * sizeof *r);
+    processes_unshare(r, RANKS * sizeof *r);
 }
 
 /* One rank gets a descriptor more each time, until it has enough: all ranks return its error, and soon. */
@@ -247,13 +224,13 @@ static void test_few_descriptors(void **state)
         double seconds = run(&t, r);
         assert_true(spare < 64);
         for (int i = 0; i < RANKS; i++) {
-            if (!r[i].ended || seconds > 10.0 || r[i].status != r[1].status || r[i].kept != 0)
+            if (!r[i].ended || seconds > 10.0 || r[i].status != r[1].status || r[i].kept[0])
                 print_error("%d descriptors: rank %d: %d (%s) in %.1f s\n", (int)spare, i, r[i].status, r[i].text,
                             seconds);
             assert_true(r[i].ended);
             assert_true(seconds < 10.0);
             assert_int_equal(r[i].status, r[1].status);
-            assert_int_equal(r[i].kept, 0);
+            assert_string_equal(r[i].kept, "");
         }
         if (r[1].status == TIDE_OK)
             break;
@@ -261,7 +238,7 @@ static void test_few_descriptors(void **state)
         refused++;
     }
     assert_true(refused > 3);
-    munmap(r, RANKS * sizeof *r);
+    processes_unshare(r, RANKS * sizeof *r);
 }
 
 static void test_little_address_space(void **state)
@@ -281,14 +258,14 @@ static void test_little_address_space(void **state)
             assert_true(r[i].ended);
             assert_true(seconds < 10.0);
             assert_int_equal(r[i].status, r[1].status);
-            assert_int_equal(r[i].kept, 0);
+            assert_string_equal(r[i].kept, "");
         }
         if (r[1].status == TIDE_OK)
             break;
         refused++;
     }
     assert_true(refused > 2);
-    munmap(r, RANKS * sizeof *r);
+    processes_unshare(r, RANKS * sizeof *r);
 }
 
 int main(void)
