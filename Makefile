@@ -24,7 +24,7 @@ LIB_SRC := $(sort $(filter-out src/cli/%,$(shell find src -name '*.c')))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/%.o)
-UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/unit/test_*.c)))
+UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/unit/test_*.c))) $(BUILD)/tests/test_faults
 # ONLY="engine comm": unit tests whose names contain one of the words.
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c tests/fakes/*.c)) src/cli/rules.c)
@@ -63,6 +63,11 @@ $(BUILD)/tide: $(CLI_OBJ) $(BUILD)/libtide.a
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(SUPPORT) $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SAN) -o $@ $^ -lcmocka $(LDLIBS)
+# Every fault in its place. The library's system calls pass through tests/fault/wrap.c, which can fail them.
+WRAPPED := memfd_create fallocate mmap socket bind listen connect sendmsg accept4 recvmsg eventfd syscall pthread_create tide_plan_create
+$(BUILD)/tests/test_faults: $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/fault/*.c))) $(SUPPORT) $(BUILD)/libtide.a
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SAN) $(WRAPPED:%=-Wl,--wrap=%) -o $@ $^ $(LDLIBS)
 # The command line over the fake driver.
 $(BUILD)/tests/fakes/tide/cli_main.o: src/cli/main.c
 	@mkdir -p $(@D)
@@ -85,6 +90,7 @@ test-long: units cli
 	$(BUILD)/tests/test_mutants 400
 	$(BUILD)/tests/test_mutants_real 100000 200
 	$(BUILD)/tide check --calls 40000
+	$(BUILD)/tests/test_faults --kills 1000 2
 	$(BUILD)/tide verify
 	$(BUILD)/tide verify --mutate
 # A Python with torch and the test packages; .venv when PYTHON has them not.
