@@ -2,7 +2,7 @@
 #include "plan/plan.h"
 
 enum { DEFAULT_CHUNK = 65536, MIN_CHUNK = 16, MAX_AUTO_CHUNKS = 1 << 20 };
-enum { GPU_CHUNKS = 8, GPU_MIN_CHUNK = 1 << 19, GPU_MAX_CHUNK = 1 << 22 };
+enum { GPU_SLOT_BYTES = 8 << 20 }; /* of bf16 gradients */
 
 static int check_arguments(const tide_topology *topology, const tide_group_desc *groups, uint32_t n_groups,
                            const tide_options *options)
@@ -115,13 +115,15 @@ static int resolve_waves(tide_plan *plan, const plan_rates *rates, const plan_no
 }
 
 /* Elements of a chunk when the knob is left to the plan; `most`: of the largest block. On CPUs a chunk fits the second-level
- * cache. On GPUs it pays for its two signals and its launch, and the last chunk's sum, which nothing overlaps, stays short;
- * in any case it is added out of the second-level cache. No block is cut into more than MAX_AUTO_CHUNKS. */
-static uint64_t auto_chunk(const tide_options *o, uint64_t most)
+ * cache. On GPUs a staging slot of GPU_SLOT_BYTES is added out of the second-level cache and still pays for its two signals,
+ * its copies' descriptors and its launch, some 25 us of the host's time. No block is cut into more than MAX_AUTO_CHUNKS. */
+static uint64_t auto_chunk(const tide_plan *plan, uint64_t most)
 {
-    uint64_t chunk = DEFAULT_CHUNK;
-    if (o->target == 1)
-        chunk = tide_max_u64(GPU_MIN_CHUNK, tide_min_u64(tide_ceil_div(most, GPU_CHUNKS), GPU_MAX_CHUNK));
+    uint64_t local = plan->topology.local, chunk = DEFAULT_CHUNK;
+    if (plan->options.target == 1 && local > 1) {
+        uint64_t rows = plan->topology.nodes > 1 ? local : 1;
+        chunk = tide_max_u64(chunk, tide_align_up(GPU_SLOT_BYTES / (2 * rows * (local - 1)), PLAN_VECTOR));
+    }
     return tide_max_u64(chunk, tide_align_up(tide_ceil_div(most, MAX_AUTO_CHUNKS), PLAN_VECTOR));
 }
 
@@ -136,7 +138,7 @@ static int cut_groups(tide_plan *plan)
         most = tide_max_u64(most, plan->groups[i].cut.part);
     }
     if (o->chunk == TIDE_AUTO)
-        o->chunk = (int64_t)auto_chunk(o, most);
+        o->chunk = (int64_t)auto_chunk(plan, most);
     o->chunk = (int64_t)tide_min_u64((uint64_t)o->chunk, tide_max_u64(most, MIN_CHUNK));
     for (uint32_t i = 0; i < plan->n_groups; i++) {
         plan_group *g = &plan->groups[i];

@@ -549,18 +549,18 @@ static void one_node_of_gpus(void **state)
 {
     tide_options o = TIDE_OPTIONS_INIT;
     struct { uint32_t local; int64_t elements, chunk, c_sum; } cases[] = {
-        {2, 4 << 20, 1 << 19, 64}, {8, 1 << 20, 1 << 19, 23}, {1, 8 << 20, 1 << 20, 1}};
+        {2, 16 << 20, 4 << 20, 64}, {8, 4 << 20, 599188, 23}};
     (void)state;
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tide_plan *gpu = NULL, *cpu = NULL;
         o.target = 1;
-        assert_int_equal(make_plan(1, cases[i].local, 8 << 20, &o, &gpu), TIDE_OK);
+        assert_int_equal(make_plan(1, cases[i].local, 32 << 20, &o, &gpu), TIDE_OK);
         assert_int_equal(gpu->groups[0].geo.elements, cases[i].elements);
         assert_int_equal(gpu->options.chunk, cases[i].chunk);
         assert_int_equal(gpu->options.c_sum, cases[i].c_sum);
         o.target = 0;
-        assert_int_equal(make_plan(1, cases[i].local, 8 << 20, &o, &cpu), TIDE_OK);
+        assert_int_equal(make_plan(1, cases[i].local, 32 << 20, &o, &cpu), TIDE_OK);
         assert_true(cpu->options.chunk < gpu->options.chunk);
         tide_plan_destroy(gpu);
         tide_plan_destroy(cpu);
