@@ -34,6 +34,7 @@ def prepare_environment():
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
+    os.environ.setdefault("TIDE_DEADLINE_MS", "20000")  # what hangs ends with a name
     os.environ.setdefault("TIDE_BUILD", str(ROOT / "build"))
     if str(ROOT / "python") not in sys.path:
         sys.path.insert(0, str(ROOT / "python"))

@@ -75,7 +75,7 @@ run() {
             "$0" check --fabric cuda $how || code=1
         done
         exit $code' "$tide" ;;
-    tests) part tests "$python" -m pytest -q -rs -p no:cacheprovider tests/gpu ;;
+    tests) part tests "$python" -m pytest -v -s --tb=no -rs -p no:cacheprovider --maxfail=12 tests/gpu ;;
     ops) part ops "$python" bench/ops.py --out "$out/ops.json" ;;
     overlap) part overlap "$python" bench/overlap.py --out "$out/overlap.json" ;;
     train) part train "$python" bench/train.py --out "$out/train.json" ;;

@@ -1,4 +1,5 @@
-"""A pool of rank processes with a gloo process group among them, kept over many tests.
+"""A pool of rank processes with a process group among them, kept over many tests: gloo, or with device "cuda" one GPU a
+rank, NCCL for its tensors and gloo for those of the CPU.
 
     results = pool.run(function, *args)    # function(*args) on every rank, in rank order
 
@@ -20,8 +21,8 @@ class RankError(AssertionError):
 
 
 class Pool:
-    def __init__(self, size, limit_s=240):
-        self.size, self.limit_s, self.ranks = size, limit_s, []
+    def __init__(self, size, limit_s=240, device="cpu"):
+        self.size, self.limit_s, self.device, self.ranks = size, limit_s, device, []
         self.grace_s = 3  # for the others, once one has failed
 
     def __enter__(self):
@@ -36,7 +37,9 @@ class Pool:
         self.ranks = []
         for rank in range(self.size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, self.size, f"{self.store.name}/store"))
+            process = context.Process(
+                target=_serve, args=(there, rank, self.size, f"{self.store.name}/store", self.device)
+            )
             process.start()
             there.close()
             self.ranks.append((process, here))
@@ -87,13 +90,20 @@ class Pool:
         return results
 
 
-def _serve(pipe, rank, size, store):
+def _serve(pipe, rank, size, store, device):
+    os.environ["TIDE_TEST_DEVICE"] = device  # read by training.py, which the first job imports
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=120)
+        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=120),
     )
     while (job := _next(pipe)) is not None:
         function, args, kwargs = job

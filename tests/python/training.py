@@ -7,6 +7,7 @@ side is compared with fp64.
 """
 
 import copy
+import os
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import tide.fsdp2
 from tide.demo.meter import Audit
 
+DEVICE = os.environ.get("TIDE_TEST_DEVICE", "cpu")
+FABRIC = {"cpu": "host", "cuda": "cuda"}[DEVICE]
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 PURE = MixedPrecisionPolicy()
 IN, DIM, HIDDEN, OUT = (
@@ -53,7 +56,7 @@ class Net(nn.Module):
 
 
 def mesh(*shape, names=None):
-    return init_device_mesh("cpu", shape or (dist.get_world_size(),), mesh_dim_names=names)
+    return init_device_mesh(DEVICE, shape or (dist.get_world_size(),), mesh_dim_names=names)
 
 
 def fill(model, integers=True, seed=1):
@@ -86,15 +89,15 @@ def batch(step, integers=True, n=5, width=IN, dtype=torch.float32):
     """Each rank its own."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     if integers:
-        return torch.randint(-2, 3, (n, width), generator=generator).to(dtype)
-    return torch.randn(n, width, generator=generator).to(dtype)
+        return torch.randint(-2, 3, (n, width), generator=generator).to(DEVICE, dtype)
+    return torch.randn(n, width, generator=generator).to(DEVICE, dtype)
 
 
 def loss_of(out, step, integers=True):
     generator = torch.Generator().manual_seed(77 + step)
     if integers:
-        return (out.float() * torch.randint(-2, 3, out.shape, generator=generator)).sum()
-    return (out.float() - torch.randn(out.shape, generator=generator)).square().mean()
+        return (out.float() * torch.randint(-2, 3, out.shape, generator=generator).to(DEVICE)).sum()
+    return (out.float() - torch.randn(out.shape, generator=generator).to(DEVICE)).square().mean()
 
 
 def gradients(model):
@@ -114,7 +117,7 @@ def sign_step(model):
         for p in model.parameters():
             if p.grad is not None:
                 move = p.grad._local_tensor.sign().reshape(-1)
-                move[torch.arange(move.numel()) % 4 > 0] = 0
+                move *= torch.arange(move.numel(), device=DEVICE) % 4 == 0
                 p._local_tensor.sub_(move.view_as(p._local_tensor)).clamp_(-1, 1)
                 p.grad = None
 
@@ -146,12 +149,13 @@ def same(a, b, what=""):
         assert a == b, f"{what}: {a} and {b}"
 
 
-def expect_on_tide(model, node_size, ranks=4, local=None):
+def expect_on_tide(model, node_size, ranks=None, local=None):
     """Every group is on TIDE, on the path that this topology means. {module: calls that its engine has enqueued}"""
     report = tide.fsdp2.report(model)
+    ranks = ranks or dist.get_world_size()
     local = local or min(node_size, ranks)
     for g in report:
-        assert g.path.startswith(f"tide host M={ranks // local} L={local} "), f"{g.module}: {g.path}: {g.reason}"
+        assert g.path.startswith(f"tide {FABRIC} M={ranks // local} L={local} "), f"{g.module}: {g.path}: {g.reason}"
         assert g.reason and g.digest
     return {g.module: (g.all_gathers, g.reduce_scatters) for g in report}
 
@@ -178,7 +182,7 @@ def stock_run(build, step, steps):
     return _stock_runs[key]
 
 
-def run_both(build, node_size, step=plain_step, steps=3, ranks=4, local=None, check_calls=True, install=None):
+def run_both(build, node_size, step=plain_step, steps=3, ranks=None, local=None, check_calls=True, install=None):
     """Stock, then TIDE, from the same weights; everything that `step` returns must be equal. Gives the report after
     the run."""
     stock, stock_weights = stock_run(build, step, steps)

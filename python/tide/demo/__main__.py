@@ -11,21 +11,32 @@ import time
 from multiprocessing import connection
 from pathlib import Path
 
-RANKS, NODE_SIZE = 4, 2
+# (device, ranks, ranks a node): two virtual nodes of CPU ranks, or one node of two GPUs where there are two.
+ON_CPU, ON_GPUS = ("cpu", 4, 2), ("cuda", 2, 2)
 NAMES = ("stock FSDP2", "TIDE", "TIDE again")
 LAST, LOSS_BOUND, NEEDED_STEPS = 20, 2.4, 200
 
 
-def run_ranks(text, steps, show):
+def place():
+    """Where the demo runs. Only asks how many GPUs there are: the ranks are who start CUDA."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    return ON_GPUS if torch.cuda.is_available() and torch.cuda.device_count() >= 2 else ON_CPU
+
+
+def run_ranks(text, steps, where, show):
+    device, n_ranks, node_size = where
     from tide.demo.train import rank_main
 
     context = mp.get_context("spawn")
     processes, pipes, results = [], {}, {}
     with tempfile.TemporaryDirectory(prefix="tide-demo-") as folder:
-        for rank in range(RANKS):
+        for rank in range(n_ranks):
             here, there = context.Pipe(duplex=False)
             process = context.Process(
-                target=rank_main, args=(there, rank, RANKS, f"{folder}/store", text, steps, NODE_SIZE)
+                target=rank_main, args=(there, rank, n_ranks, f"{folder}/store", text, steps, node_size, device)
             )
             process.start()
             there.close()
@@ -50,7 +61,7 @@ def run_ranks(text, steps, show):
                         results[pipes[pipe]] = what[0]
         finally:
             for process in processes:
-                if process.is_alive() and len(results) < RANKS:
+                if process.is_alive() and len(results) < n_ranks:
                     process.kill()
                 process.join()
     return results[0]
@@ -155,8 +166,10 @@ def main():
     from tide.demo.model import read_text
 
     text, what = read_text(options.text)
-    print(f"demo: {RANKS} ranks as {RANKS // NODE_SIZE} virtual nodes x {NODE_SIZE}; text: {what}", flush=True)
-    result = run_ranks(text, options.steps, Progress(options.steps))
+    where = device, n_ranks, node_size = place()
+    nodes = f"{n_ranks // node_size} virtual nodes x {node_size}" if n_ranks > node_size else "one node"
+    print(f"demo: {n_ranks} {device} ranks as {nodes}; text: {what}", flush=True)
+    result = run_ranks(text, options.steps, where, Progress(options.steps))
     table(result)
 
     out = Path(options.out)

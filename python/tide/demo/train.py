@@ -15,15 +15,15 @@ import tide.fsdp2
 from tide.demo import model as m
 from tide.demo.meter import Audit, BufferMeter, CopyMeter
 
-BATCH, LEARNING_RATE, WARM_UP = 3, 2e-3, 10  # windows a rank
+WINDOWS, LEARNING_RATE, WARM_UP = 12, 2e-3, 10  # windows of all ranks together
 AUDITED, METERED = 0, 1  # steps in which something else than time is measured
 
 
-def build():
+def build(device):
     torch.manual_seed(0)
-    model = m.Transformer()
+    model = m.Transformer()  # on the CPU, so that every device has the same weights
     policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -33,15 +33,22 @@ def rate(step, steps):
     return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP, 1.3 * (steps - step) / steps)
 
 
-def train(text, steps, tell, node_size):
+def finished(device):
+    """What was enqueued has run: from here on the host's clock counts."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def train(text, steps, tell, node_size, device):
     """One training run; node_size None: stock FSDP2. Gives what the demo compares."""
-    model = build()
+    model = build(device)
     if node_size is not None:
         tide.fsdp2.install(model, node_size=node_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     result = {"losses": [], "step_s": []}
     for step in range(steps):
-        inputs, targets = m.batch_of(text, step, dist.get_rank(), BATCH)
+        windows = m.batch_of(text, step, dist.get_rank(), WINDOWS // dist.get_world_size())
+        inputs, targets = (t.to(device) for t in windows)
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps)
         audit = Audit(model) if step == AUDITED else None
@@ -49,9 +56,11 @@ def train(text, steps, tell, node_size):
         for meter in (audit, buffers, copies):
             if meter:
                 meter.__enter__()
+        finished(device)
         start = time.perf_counter()
         loss = F.cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
         loss.backward()
+        finished(device)
         took = time.perf_counter() - start
         for meter in (copies, buffers, audit):
             if meter:
@@ -69,6 +78,7 @@ def train(text, steps, tell, node_size):
         start = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
+        finished(device)
         if step not in (AUDITED, METERED):
             result["step_s"].append(took + time.perf_counter() - start)
         mean = loss.detach().clone()
@@ -95,11 +105,11 @@ def equal_everywhere(a, b):
     return bool(same.item())
 
 
-def demo(text, steps, node_size, tell):
+def demo(text, steps, node_size, device, tell):
     """What the table needs, alike on all ranks."""
     text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     runs = [
-        train(text, steps, lambda step, loss, n=n: tell(n, step, loss), size)
+        train(text, steps, lambda step, loss, n=n: tell(n, step, loss), size, device)
         for n, size in enumerate((None, node_size, node_size))
     ]
     stock, first, second = runs
@@ -130,18 +140,32 @@ def demo(text, steps, node_size, tell):
     }
 
 
-def rank_main(pipe, rank, size, store, text, steps, node_size):
+def use_gpu(rank):
+    """The rank's own GPU, and arithmetic that gives the same bits twice."""
+    torch.cuda.set_device(rank)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for backend in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{backend}_sdp")(False)
+
+
+def rank_main(pipe, rank, size, store, text, steps, node_size, device):
     try:
         torch.set_num_threads(1)
+        if device == "cuda":
+            use_gpu(rank)
         dist.init_process_group(
-            "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=300)
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=dist.FileStore(store, size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=300),
         )
 
         def tell(run, step, loss):
             if rank == 0:
                 pipe.send(("progress", run, step, loss))
 
-        pipe.send(("done", demo(text, steps, node_size, tell)))
+        pipe.send(("done", demo(text, steps, node_size, device, tell)))
         dist.destroy_process_group()
     except BaseException:
         pipe.send(("failed", rank, traceback.format_exc()))

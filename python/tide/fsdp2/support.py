@@ -95,12 +95,23 @@ def reduce_dtype(group, grad_dtype):
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
+def _cuda_has_started():
+    """Whether this process has a context on any GPU: torch.cuda.set_device alone makes one."""
+    if torch.cuda.is_initialized():
+        return True
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    try:
+        return has_context is not None and any(has_context(i) for i in range(torch.cuda.device_count()))
+    except RuntimeError:  # the driver has not even been asked to start
+        return False
+
+
 def ask_for_connections():
     """CUDA reads the variable when it starts. Unset, it gives 8 hardware queues, and a stream that waits for a peer
     holds up whatever shares its queue. Returns why it is too late; None when it is not."""
     if CONNECTIONS in os.environ:
         return None
-    if torch.cuda.is_initialized():
+    if _cuda_has_started():
         return f"{CONNECTIONS} is unset and CUDA has started: set it to 32, or import tide.fsdp2 before CUDA is used"
     os.environ[CONNECTIONS] = "32"
     return None
