@@ -103,7 +103,7 @@ class Ranks:
 
     def __init__(self, pipe, rank, size, device, host_group):
         self.pipe, self.rank, self.size, self.device, self.host = pipe, rank, size, device, host_group
-        self._token = None
+        self._token, self._told = None, set()
 
     def say(self, text):
         if self.rank == 0:
@@ -143,8 +143,10 @@ class Ranks:
             yield
         except Exception:
             text = traceback.format_exc()
-            self.say(f"FAILED {what}\n{text}")
-            self.emit({"failed": what, "text": text.strip().splitlines()[-1]})
+            last = text.strip().splitlines()[-1]
+            self.say(f"FAILED {what}: {last}" if last in self._told else f"FAILED {what}\n{text}")
+            self._told.add(last)
+            self.emit({"failed": what, "text": last})
 
     def comm(self, options=None, node_size=0):
         """A communicator of the CUDA fabric over all ranks."""
@@ -442,7 +444,7 @@ def sm_time(f, after=None, sms=132):
     import torch
 
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         f()
         if after:
             after()
