@@ -438,17 +438,26 @@ def spread(samples):
     return statistics.median(samples), q[0], q[2]
 
 
-def sm_time(f, after=None, sms=132):
-    """SM milliseconds of one call by this rank's kernels: CTAs, at most one an SM, times their duration; and the kernels.
-    None when the profiler gives nothing."""
+def sm_time(ranks, f, after=None, calls=3, sms=132):
+    """SM milliseconds of one call by this rank's kernels: CTAs, at most one an SM, times their duration; and the kernels'
+    milliseconds. The ranks' streams meet before each call, so that no kernel's time is that of waiting for a peer to
+    come. None when the profiler gives nothing."""
     import torch
 
+    f()
+    if after:
+        after()
     torch.cuda.synchronize()
+    ranks.barrier()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-        f()
-        if after:
-            after()
-        torch.cuda.synchronize()
+        for _ in range(calls):
+            torch.cuda._sleep(4_000_000)
+            ranks.align()
+            f()
+            if after:
+                after()
+            torch.cuda.synchronize()
+            ranks.barrier()
     with tempfile.TemporaryDirectory(prefix="tide-trace-") as folder:
         path = f"{folder}/trace.json"
         profile.export_chrome_trace(path)
@@ -456,12 +465,12 @@ def sm_time(f, after=None, sms=132):
             events = json.load(file)["traceEvents"]
     total, kernels = 0.0, {}
     for event in events:
-        if event.get("cat") == "kernel":
+        if event.get("cat") == "kernel" and "spin_kernel" not in event["name"] and "AllReduce" not in event["name"]:
             grid = event["args"].get("grid", [1, 1, 1])
             ctas = grid[0] * grid[1] * grid[2]
-            total += min(ctas, sms) * event["dur"] / 1e3
+            total += min(ctas, sms) * event["dur"] / 1e3 / calls
             key = f"{event['name'][:60]} x{ctas}"
-            kernels[key] = kernels.get(key, 0.0) + event["dur"] / 1e3
+            kernels[key] = kernels.get(key, 0.0) + event["dur"] / 1e3 / calls
     return (total, kernels) if kernels else (None, kernels)
 
 

@@ -24,7 +24,7 @@ from gpu import MIB  # noqa: E402
 
 SIZES = [1, 2, 4, 8, 32, 128, 512]
 FRONTIER_SIZES = [32, 128, 512]
-C_SUM = [-1, 1, 2, 4, 8, 16, 32, 64]
+C_SUM = [-1, 1, 2, 4, 8, 16, 32, 64, 96, 132]
 KINDS = {"ag": (gpu.AllGather, 30), "rs": (gpu.ReduceScatter, 16)}
 HEADER = (
     f"{'':3} {'size':>12} {'shard':>8} {'stock ms':>20} {'algbw':>7} {'busbw':>7} {'NCCL ms':>9} {'TIDE ms':>20} "
@@ -77,7 +77,7 @@ def measure(ranks, work, methods, repeats):
     for name in methods:
         if name in times:
             with ranks.guarded(f"SM time of {name} {work.bytes}"):
-                sm[name], kernels = gpu.sm_time(getattr(work, name), work.release if name == "tide" else None)
+                sm[name], kernels = gpu.sm_time(ranks, getattr(work, name), work.release if name == "tide" else None)
                 sm[name + " kernels"] = kernels
     return times, sm
 
@@ -87,9 +87,6 @@ def collective(ranks, kind, shape, repeats, sizes, until_s):
 
     until = time.monotonic() + until_s
     make, n_params = KINDS[kind]
-    comm = None
-    with ranks.guarded("the communicator"):
-        comm = ranks.comm()
     ranks.say(f"\n{kind}: P = {n_params}, {shape} shapes")
     ranks.say(HEADER)
     path = None
@@ -97,9 +94,10 @@ def collective(ranks, kind, shape, repeats, sizes, until_s):
         if max(ranks.everyone(time.monotonic())) > until:
             ranks.say(f"time: {mib} MiB and larger not run")
             break
-        work, row_comm = None, comm
+        work = comm = None
         with ranks.guarded(f"{kind} {mib} MiB on TIDE"):
-            work = make(ranks, mib * MIB, shape, n_params, row_comm)
+            comm = ranks.comm()  # one a row: groups that are never called have streams too
+            work = make(ranks, mib * MIB, shape, n_params, comm)
             if work.group is not None and path is None:
                 path = f"{work.group.path.path.decode()} ({work.group.path.reason.decode()})"
                 ranks.say(f"    {path}")
@@ -129,10 +127,10 @@ def collective(ranks, kind, shape, repeats, sizes, until_s):
         ranks.emit(row)
         print_row(ranks, row)
         del work
+        if comm is not None:
+            with ranks.guarded("the communicator's end"):
+                comm.destroy()
         torch.cuda.empty_cache()
-    if comm is not None:
-        with ranks.guarded("the communicator's end"):
-            comm.destroy()
 
 
 def frontier(ranks, shape, repeats, until_s):
@@ -147,8 +145,8 @@ def frontier(ranks, shape, repeats, until_s):
             break
         line = f"{c_sum:6} "
         with ranks.guarded(f"c_sum {c_sum}"):
-            comm = ranks.comm({"c_sum": c_sum})
             for mib in FRONTIER_SIZES:
+                comm = ranks.comm({"c_sum": c_sum})
                 work = gpu.ReduceScatter(ranks, mib * MIB, shape, 16, comm)
                 times, sm = measure(ranks, work, ["tide"], repeats)
                 row = {
@@ -165,8 +163,8 @@ def frontier(ranks, shape, repeats, until_s):
                     f"{number(sm.get('tide')):>9} "
                 )
                 del work
+                comm.destroy()
                 torch.cuda.empty_cache()
-            comm.destroy()
         ranks.say(line)
 
 
@@ -211,7 +209,7 @@ def rival_rows(ranks, name, make, repeats, sizes):
                 times = gpu.timed(ranks, f, repeats)
                 row = {"kind": "rival", "rival": name, "collective": kind, "bytes": n_bytes, "times": {"bare": times}}
                 with ranks.guarded(f"SM time of {name}"):
-                    row["sm_ms"], row["kernels"] = gpu.sm_time(f)
+                    row["sm_ms"], row["kernels"] = gpu.sm_time(ranks, f)
                 ranks.emit(row)
                 ranks.say(
                     f"{name:24} {kind} {mib:5} MiB {cell(times['ms']):>22} ms  "

@@ -140,7 +140,7 @@ def overlap(ranks, victims, mib, until_s):
             ms = gpu.spread(times["ms"])[0]
             sm = None
             with ranks.guarded(f"SM time of {name}"):
-                sm, _ = gpu.sm_time(collective, release)
+                sm, _ = gpu.sm_time(ranks, collective, release)
             line = f"{name:22} {ms:9.4f} {'-' if sm is None else f'{sm:8.2f}'}"
             for v, f in functions.items():
                 f_ms, n = base[v]

@@ -9,6 +9,7 @@
 #   check          tide check --fabric cuda
 #   tests          tests/gpu: FSDP2 on TIDE against stock FSDP2
 #   ops overlap train   the benches; their numbers also as JSON
+#   rivals         bench/ops.py: NCCL on windows and symmetric memory; with the NCCL of $NCCL_DIR/env.sh (.nccl) if there
 #   demo           make demo
 # Environment: OUT (folder of logs, default gpu-out), PYTHON, LIMIT_<PART> (seconds, '-' as '_').
 #
@@ -35,8 +36,8 @@ limit_of() {
     eval "given=\${LIMIT_$(echo "$1" | tr '[:lower:]-' '[:upper:]_'):-}"
     if [ -n "$given" ]; then echo "$given"; return; fi
     case $1 in
-    build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; kernels) echo 100 ;; check) echo 120 ;;
-    tests) echo 300 ;; ops) echo 420 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
+    build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; kernels) echo 100 ;; check) echo 190 ;;
+    tests) echo 300 ;; ops) echo 250 ;; rivals) echo 150 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
     esac
 }
 
@@ -69,14 +70,17 @@ run() {
     kernels) part kernels "$tide" kernels ;;
     check) part check sh -c '
         code=0
-        for how in "--threads" "--procs" "--procs --model wan2.2-t2v-a14b --local 2" \
-            "--procs --model wan2.2-t2v-a14b --nodes 2 --local 1"; do
+        for how in "--threads --calls 100" "--procs --calls 100" "--procs --model wan2.2-t2v-a14b --local 2 --calls 4" \
+            "--procs --model wan2.2-t2v-a14b --nodes 2 --local 1 --calls 4"; do
             echo "---- check --fabric cuda $how"
-            "$0" check --fabric cuda $how || code=1
+            timeout -k 5 45 "$0" check --fabric cuda $how || code=1
         done
         exit $code' "$tide" ;;
     tests) part tests "$python" -m pytest -v -s --tb=no -rs -p no:cacheprovider --maxfail=12 tests/gpu ;;
-    ops) part ops "$python" bench/ops.py --out "$out/ops.json" ;;
+    ops) part ops "$python" bench/ops.py --parts ag,rs,frontier --out "$out/ops.json" ;;
+    rivals) part rivals sh -c '
+        [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
+        exec "$0" bench/ops.py --parts rivals --out "$1"' "$python" "$out/rivals.json" ;;
     overlap) part overlap "$python" bench/overlap.py --out "$out/overlap.json" ;;
     train) part train "$python" bench/train.py --out "$out/train.json" ;;
     demo) part demo make demo ;;
@@ -84,7 +88,7 @@ run() {
     esac
 }
 
-[ $# -gt 0 ] || set -- build info driver-rules kernels check tests ops overlap train demo
+[ $# -gt 0 ] || set -- build info driver-rules kernels check tests ops rivals overlap train demo
 for name in "$@"; do run "$name"; done
 echo
 echo "==== gpu.sh: $(($(date +%s) - began)) s$summary"
