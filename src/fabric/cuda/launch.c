@@ -21,8 +21,8 @@ static const struct {
 } cost = {.engine_descriptor = 9, .engine_rate = 2.1e6, .kernel_launch = 5, .kernel_cta_rate = 46e3, .kernel_rate = 2e6};
 
 const launch_shapes launch_default_shapes = {
-    .thin = {.warps = 4, .slots = 5, .ahead = 0},
-    .fat = {.warps = 8, .slots = 12, .ahead = 0},
+    .thin = {.warps = 8, .slots = 2, .ahead = 0},
+    .fat = {.warps = 16, .slots = 3, .ahead = 0},
 };
 
 struct cuda_kernels {
