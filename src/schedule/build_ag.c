@@ -15,8 +15,7 @@
 #include "schedule/schedule.h"
 
 enum {
-    MAX_SLOT_GROUPS = 4, /* the last round's tails arrive and are scattered in at most so many groups */
-    SLOTS_A_GROUP = 4    /* and each has at least so many slots: below that a strided copy saves little */
+    MAX_SLOT_GROUPS = 4 /* the last round's tails arrive and are scattered in at most so many groups */
 };
 
 typedef struct builder {
@@ -309,13 +308,51 @@ static uint32_t split_arrivals(const builder *b, const plan_ag_round *r, bool la
 {
     uint64_t bytes = r->count * b->geo->shard_bytes;
     uint32_t n = 1;
-    if (last && bytes > (uint64_t)b->plan->options.head_bytes)
-        n = (uint32_t)tide_max_u64(1, tide_min_u64(MAX_SLOT_GROUPS, r->count / SLOTS_A_GROUP));
+    if (last && bytes > 0) /* whole slots, none smaller than what hides a signal */
+        n = (uint32_t)tide_max_u64(1, tide_min_u64(tide_min_u64(MAX_SLOT_GROUPS, r->count),
+                                                   bytes / (uint64_t)b->plan->options.head_bytes));
     for (uint32_t i = 0; i < n; i++) {
         uint32_t from = r->count * i / n, to = r->count * (i + 1) / n;
         out[i] = (arrival){r->distance + from, to - from, b->s->n_call_events++};
     }
     return n;
+}
+
+/* Bytes of a round that an arrival adds to the heads. */
+static void tail_of(const plan_ag_round *r, const arrival *a, uint64_t shard, uint64_t head, uint64_t *begin,
+                    uint64_t *end)
+{
+    *begin = (a->first - r->distance) * shard;
+    *end = *begin + a->count * shard;
+    *begin = tide_max_u64(*begin, tide_min_u64(head, *end));
+}
+
+/* Where a tail is cut in two, so that the previous arrival is waited for under its second part. */
+static uint64_t tail_cut(const builder *b, uint32_t i, uint64_t begin, uint64_t end)
+{
+    return i == 0 ? begin : tide_min_u64(end, begin + (uint64_t)b->plan->options.head_bytes);
+}
+
+static void put_tail(builder *b, uint32_t target, const plan_ag_round *r, uint64_t begin, uint64_t end)
+{
+    if (begin == end)
+        return;
+    rail_op(b, OP_PUT, PHASE_AG_TAILS);
+    put_range(b, target, SIG_TAIL, r, begin, end);
+}
+
+static void await_tail(builder *b, uint32_t source, const plan_ag_round *r, const arrival *arrivals, uint32_t i,
+                       uint64_t head)
+{
+    uint64_t begin, end, cut;
+    tail_of(r, &arrivals[i], b->geo->shard_bytes, head, &begin, &end);
+    cut = tail_cut(b, i, begin, end);
+    if (end > begin) {
+        rail_op(b, OP_WAIT, PHASE_AG_TAILS);
+        await_range(b, source, SIG_TAIL, begin, cut);
+        await_range(b, source, SIG_TAIL, cut, end);
+    }
+    event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, (int)arrivals[i].event, 0);
 }
 
 static void build_round(builder *b, const plan_ag_round *rounds, uint32_t d, bool last, const arrival *arrivals,
@@ -340,22 +377,16 @@ static void build_round(builder *b, const plan_ag_round *rounds, uint32_t d, boo
         rail_op(b, OP_SIGNAL, PHASE_AG_GO);
         rail_post(b, SIG_GO, rail_rank(b, b->node + rounds[d + 1].distance));
     }
-    if (bytes > head) {
-        rail_op(b, OP_PUT, PHASE_AG_TAILS);
-        for (uint32_t i = 0; i < n_arrivals; i++) {
-            uint64_t begin = (arrivals[i].first - r->distance) * shard, end = begin + arrivals[i].count * shard;
-            put_range(b, target, SIG_TAIL, r, tide_max_u64(begin, tide_min_u64(head, end)), end);
-        }
+    for (uint32_t i = 0; i < n_arrivals; i++) { /* a stream is blocked until its put has left */
+        uint64_t begin, end, cut;
+        tail_of(r, &arrivals[i], shard, head, &begin, &end);
+        cut = tail_cut(b, i, begin, end);
+        put_tail(b, target, r, begin, cut);
+        if (i > 0)
+            await_tail(b, source, r, arrivals, i - 1, head);
+        put_tail(b, target, r, cut, end);
     }
-    for (uint32_t i = 0; i < n_arrivals; i++) {
-        uint64_t begin = (arrivals[i].first - r->distance) * shard, end = begin + arrivals[i].count * shard;
-        begin = tide_max_u64(begin, tide_min_u64(head, end));
-        if (end > begin) {
-            rail_op(b, OP_WAIT, PHASE_AG_TAILS);
-            await_range(b, source, SIG_TAIL, begin, end);
-        }
-        event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, (int)arrivals[i].event, 0);
-    }
+    await_tail(b, source, r, arrivals, n_arrivals - 1, head);
 }
 
 /* Node n + i wraps at M: slots on both sides of it are two runs. */
