@@ -26,10 +26,12 @@ const char *tide_version(void)
 
 int tide_fail(int code, const char *format, ...)
 {
+    char text[sizeof last_error]; /* the arguments may contain the last one */
     va_list args;
     va_start(args, format);
-    vsnprintf(last_error, sizeof last_error, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    memcpy(last_error, text, strlen(text) + 1);
     return code;
 }
 

@@ -1,11 +1,12 @@
 /* check.c - `tide check`: runs configurations drawn from seeds, counts what was covered and what was wrong. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cli/check.h"
 
 /* The default number of calls of drawn configurations is that in which every bucket of the histogram gets ENOUGH. */
-enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, ENOUGH = 100, MAX_LEFT_OUT = 100 };
+enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, ENOUGH = 100, MAX_LEFT_OUT = 100, TELL_SECONDS = 15 };
 
 /* ---- running and counting ---------------------------------------------------------------- */
 
@@ -260,6 +261,13 @@ static bool all_drawn(const cli *c)
     return drawn;
 }
 
+static time_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec;
+}
+
 /* A topology that the command line fixes is tried all the same, so that the library says what it lacks. */
 static bool fits(const check_config *config)
 {
@@ -276,6 +284,7 @@ int cli_check(const cli *c)
                                               "landing", "groups",      NULL};
     const cli_fabric *fabric = c->fabric ? cli_find_fabric(c->fabric) : &cli_fabrics[0];
     uint32_t left_out_in_a_row = 0;
+    time_t told = now();
     tally *t;
     int code = CLI_OK;
 
@@ -286,6 +295,8 @@ int cli_check(const cli *c)
     t = calloc(1, sizeof *t);
     if (!t)
         return cli_fail(c, "out of memory");
+    if (fabric->keep && !c->procs) /* processes are forked: then nothing may have been started here */
+        fabric->keep(true);
     while (done < want && code != CLI_BAD) {
         check_config config;
         char text[640];
@@ -309,7 +320,14 @@ int cli_check(const cli *c)
         done += config.n_calls;
         check_clear(&config);
         seed++;
+        if (fabric != &cli_fabrics[0] && now() - told >= TELL_SECONDS && done < want) {
+            told = now();
+            fprintf(stderr, "check: %llu of %llu calls, %llu wrong\n", (unsigned long long)done,
+                    (unsigned long long)want, (unsigned long long)t->wrong);
+        }
     }
+    if (fabric->keep && !c->procs)
+        fabric->keep(false);
     if (code != CLI_BAD && c->json) {
         print_tally_json(c, t, all_drawn(c));
     } else if (code != CLI_BAD) {

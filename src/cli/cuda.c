@@ -183,6 +183,28 @@ int cli_cuda_copy_out(cli_device *d, void *host, const void *from, size_t bytes)
     return status;
 }
 
+/* A GPU's primary context is made when the first one asks for it and goes with the last. */
+void cli_cuda_keep(bool on)
+{
+    static uint64_t kept;
+    const cuda_driver *driver;
+    cu_context ignored;
+    int count = 0;
+
+    if (get_driver(&driver) != TIDE_OK || driver->DeviceGetCount(&count) != CU_OK)
+        return;
+    for (int i = 0; i < count && i < 64; i++) {
+        uint64_t bit = UINT64_C(1) << i;
+        cu_dev gpu;
+        if (driver->DeviceGet(&gpu, i) != CU_OK)
+            continue;
+        if (on && !(kept & bit) && driver->PrimaryRetain(&ignored, gpu) == CU_OK)
+            kept |= bit;
+        else if (!on && (kept & bit) && driver->PrimaryRelease(gpu) == CU_OK)
+            kept &= ~bit;
+    }
+}
+
 /* Ranks of one process share a GPU's hardware queues: a stream each for the caller and for failures, four of the
  * all-gather, the pushes to the neighbours, and the sums with (several nodes) rail and landing, and the stash. */
 bool cli_cuda_fits(const tide_topology *t, int gpus)

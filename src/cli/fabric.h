@@ -40,6 +40,8 @@ struct cli_fabric {
     int (*copy_in)(cli_device *d, void *to, const void *host, size_t bytes);
     int (*copy_out)(cli_device *d, void *host, const void *from, size_t bytes);
     void (*trouble)(tide_comm *comm, const cli_trouble *t); /* before groups are created; NULL: none to be had */
+    /* Keeps what is slow to start (on), until it is let go (off); NULL: nothing is. */
+    void (*keep)(bool on);
     /* Whether ranks of this topology can be threads of one process; NULL: any. */
     bool (*fits)(const tide_topology *t, int gpus);
 };

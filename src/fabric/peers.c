@@ -192,6 +192,17 @@ void fab_peers_adopt(fab_peers *p)
     keep_failure(p, &copy);
 }
 
+void fab_peers_adopt_any(fab_peers *p)
+{
+    for (uint32_t r = 0; r < p->open->n_ranks && !fab_peers_failed(p); r++) {
+        const fab_page *page = fab_peers_page(p, r);
+        if (atomic_load(&page->failed)) {
+            tide_failure copy = page->failure;
+            keep_failure(p, &copy);
+        }
+    }
+}
+
 int fab_peers_failure(fab_peers *p, tide_failure *out)
 {
     tide_failure healthy = TIDE_FAILURE_INIT;

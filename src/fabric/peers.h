@@ -101,6 +101,8 @@ static inline bool fab_peers_failed(fab_peers *p)
 void fab_peers_fail(fab_peers *p, const tide_failure *failure, bool spread);
 /* Takes over what another rank has announced. */
 void fab_peers_adopt(fab_peers *p);
+/* The same, also of what no other rank has been told of: a wait here may have ended only because a rank has failed. */
+void fab_peers_adopt_any(fab_peers *p);
 /* The failure verb, but for standing still. */
 int fab_peers_failure(fab_peers *p, tide_failure *out);
 

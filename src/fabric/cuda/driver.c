@@ -23,21 +23,27 @@ static int find(void *library, const char *name, void *field)
     return symbol ? TIDE_OK : tide_fail(TIDE_ERR_UNSUPPORTED, "CUDA driver: libcuda.so.1 has no %s", name);
 }
 
+static int check_version(int version)
+{
+    if (version >= OLDEST)
+        return TIDE_OK;
+    return tide_fail(TIDE_ERR_UNSUPPORTED, "CUDA driver: version %d.%d, expected at least %d.%d", version / 1000,
+                     version % 1000 / 10, OLDEST / 1000, OLDEST % 1000 / 10);
+}
+
 /* The library is never closed: its threads and exit handlers stay. */
 static int load(cuda_driver *d)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    int status = TIDE_OK, version = 0;
+    int status = TIDE_OK;
 
     if (!library)
         return tide_fail(TIDE_ERR_UNSUPPORTED, "CUDA driver: %.160s", dlerror());
     if (find(library, "cuDriverGetVersion", &d->DriverGetVersion) != TIDE_OK)
         return TIDE_ERR_UNSUPPORTED;
-    d->DriverGetVersion(&version);
-    if (version < OLDEST)
-        return tide_fail(TIDE_ERR_UNSUPPORTED, "CUDA driver: version %d.%d, expected at least %d.%d", version / 1000,
-                         version % 1000 / 10, OLDEST / 1000, OLDEST % 1000 / 10);
-    d->version = version;
+    d->DriverGetVersion(&d->version);
+    if (check_version(d->version) != TIDE_OK) /* says more than the first function that it lacks */
+        return TIDE_ERR_UNSUPPORTED;
 #define CUDA_X(field, name, parameters)                                                                                \
     if (status == TIDE_OK)                                                                                             \
         status = find(library, name, &d->field);
@@ -53,8 +59,11 @@ static int load(cuda_driver *d)
 
 static int start(const cuda_driver *d)
 {
-    int count = 0, status = cuda_check(d, d->Init(0), "CUDA driver: cuInit");
+    int count = 0, status = check_version(d->version);
 
+    if (status != TIDE_OK)
+        return status;
+    status = cuda_check(d, d->Init(0), "CUDA driver: cuInit");
     if (status == TIDE_OK)
         status = cuda_check(d, d->DeviceGetCount(&count), "CUDA driver: cuDeviceGetCount");
     if (status != TIDE_OK) /* whatever the driver calls it: there is nothing to run on */

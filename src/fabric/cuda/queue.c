@@ -512,8 +512,8 @@ int cuda_sync(fab_queue *q)
         cuda_pop(d);
         if (status < 0)
             return cuda_fail_device(d);
-        if (status == TIDE_OK)
-            return TIDE_OK;
+        if (status == TIDE_OK) /* at rest because all is done, or because a failure has ended the waits */
+            return cuda_failure(&d->face, NULL);
         cuda_nap(&ns);
     }
 }

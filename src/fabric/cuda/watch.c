@@ -122,7 +122,7 @@ void cuda_bring_to_rest(cuda_device *d, fab_queue *q)
 int cuda_failure(fab_device *face, tide_failure *out)
 {
     cuda_device *d = (cuda_device *)face;
-    fab_peers_adopt(&d->peers);
+    fab_peers_adopt_any(&d->peers); /* a stream may have gone on because a peer has failed, before that one could tell */
     if (fab_peers_failed(&d->peers))
         cuda_bring_to_rest(d, NULL); /* who is told may free what it has handed in */
     return fab_peers_failure(&d->peers, out);
