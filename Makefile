@@ -26,10 +26,15 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/%.o)
 UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/unit/test_*.c))) $(BUILD)/tests/test_faults
 # ONLY="engine comm": unit tests whose names contain one of the words.
-UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT))
+UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT) $(FUZZ),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT) $(FUZZ))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c tests/fakes/*.c)) src/cli/rules.c)
 
-.PHONY: $(UNIT:%=%.run) all lib cli units unit test test-long venv demo deps benches bench clean install uninstall
+# Fuzz targets. MAIN is what runs them: replay.o on the corpus, or libFuzzer (scripts/fuzz.sh).
+FUZZ    := $(patsubst tests/fuzz/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+MAIN    ?= $(BUILD)/tests/fuzz/replay.o
+SECONDS ?= 60
+
+.PHONY: $(UNIT:%=%.run) $(FUZZ:%=%.run) fuzz fuzzers all lib cli units unit test test-long venv demo deps benches bench clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -68,14 +73,24 @@ WRAPPED := memfd_create fallocate mmap socket bind listen connect sendmsg accept
 $(BUILD)/tests/test_faults: $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/fault/*.c))) $(SUPPORT) $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SAN) $(WRAPPED:%=-Wl,--wrap=%) -o $@ $^ $(LDLIBS)
-# The command line over the fake driver.
-$(BUILD)/tests/fakes/tide/cli_main.o: src/cli/main.c
+# The command line without its main: over the fake driver, and for the fuzz targets.
+CLI_MAIN := $(BUILD)/tests/fakes/tide/cli_main.o
+$(CLI_MAIN): src/cli/main.c
 	@mkdir -p $(@D)
 	$(CC) $(ALLFLAGS) -Dmain=tide_main -c $< -o $@
-$(BUILD)/tide-fake: $(BUILD)/tests/fakes/tide/main.o $(BUILD)/tests/fakes/tide/cli_main.o \
+$(BUILD)/tide-fake: $(BUILD)/tests/fakes/tide/main.o $(CLI_MAIN) \
     $(filter-out %/cli/main.o %/cli/rules.o,$(CLI_OBJ)) $(SUPPORT) $(BUILD)/libtide.a
 	$(CC) $(CFLAGS) $(SAN) -o $@ $^ $(LDLIBS)
-units: $(UNIT) $(BUILD)/tide-fake
+$(FUZZ): $(BUILD)/tests/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o $(CLI_MAIN) \
+    $(filter-out %/cli/main.o,$(CLI_OBJ)) $(BUILD)/libtide.a
+	$(CC) $(CFLAGS) $(SAN) -o $@ $(filter-out %/replay.o,$^) $(MAIN) $(LDLIBS)
+fuzzers: $(FUZZ)
+$(FUZZ:%=%.run): $(BUILD)/tests/fuzz_%.run: $(BUILD)/tests/fuzz_%
+	@if $< tests/fuzz/corpus/$* > $<.log 2>&1; then echo "== $<: $$(tail -n 1 $<.log)"; else echo "== $< FAILED"; cat $<.log; exit 1; fi
+# Mutated inputs for SECONDS in all, where clang's libFuzzer is.
+fuzz:
+	@SECONDS_IN_ALL=$(SECONDS) sh scripts/fuzz.sh
+units: $(UNIT) $(FUZZ) $(BUILD)/tide-fake
 # Each test's output is printed whole when it has ended, so that -j runs several at once.
 unit: $(UNIT_RUN:%=%.run)
 $(UNIT:%=%.run): %.run: %

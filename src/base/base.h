@@ -16,6 +16,8 @@
  *     return tide_fail(TIDE_ERR_ARGUMENT, "nodes: %u is not in 1..1024", nodes);
  */
 int tide_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A code that another rank sent as its failure: TIDE_ERR_INTERNAL when that is none. */
+int tide_code_from_peer(int code);
 /* Hands one line to the user's log hook, if any. level: 0 error, 1 warning, 2 info. */
 void tide_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

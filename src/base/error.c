@@ -35,6 +35,14 @@ int tide_fail(int code, const char *format, ...)
     return code;
 }
 
+int tide_code_from_peer(int code)
+{
+    for (size_t i = 0; i < sizeof error_table / sizeof error_table[0]; i++)
+        if (error_table[i].code == code && code != TIDE_OK)
+            return code;
+    return TIDE_ERR_INTERNAL;
+}
+
 const char *tide_last_error(void)
 {
     return last_error;

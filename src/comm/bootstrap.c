@@ -142,7 +142,7 @@ static int receive_verdict(tide_bootstrap *b, int64_t deadline)
     if (status != TIDE_OK || v.code == TIDE_OK)
         return status;
     v.text[sizeof v.text - 1] = '\0';
-    return tide_fail(v.code, "%s", v.text);
+    return tide_fail(tide_code_from_peer(v.code), "%s", v.text[0] ? v.text : "bootstrap: rank 0 failed, without a text");
 }
 
 static socklen_t abstract_address(struct sockaddr_un *address, const char *path)

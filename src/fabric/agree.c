@@ -51,7 +51,7 @@ int fab_agree(const fab_open *desc, int status)
         continue;
     if (who == desc->n_ranks)
         return TIDE_OK;
-    code = (signed char)gathered[who];
+    code = (signed char)tide_code_from_peer(gathered[who]);
     piece = (uint32_t)tide_min_u64(TEXT, ROOM / desc->n_ranks);
     for (uint32_t at = 0; at < TEXT; at += piece) {
         uint32_t n = (uint32_t)tide_min_u64(piece, TEXT - at);
@@ -61,6 +61,8 @@ int fab_agree(const fab_open *desc, int status)
         memcpy(text + at, gathered + (size_t)who * n, n);
     }
     text[TEXT - 1] = '\0';
+    if (!text[0])
+        snprintf(text, sizeof text, "failed, without a text");
     return who == desc->rank ? tide_fail(code, "%s", text) : tide_fail(code, "rank %u: %.200s", who, text);
 }
 

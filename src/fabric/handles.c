@@ -105,14 +105,19 @@ static int send_parcel(const card *to, uint32_t rank, int fd, int64_t deadline, 
 
     if (s < 0)
         return system_error("socket");
+    if (to->name_bytes < 1 || to->name_bytes > sizeof to->name)
+        status = tide_fail(TIDE_ERR_MISMATCH, "handle exchange: a peer's socket has a name of %u bytes, expected 1..%zu",
+                           to->name_bytes, sizeof to->name);
     setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    memcpy(name.sun_path, to->name, to->name_bytes);
-    do
-        failed =
-            connect(s, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes));
-    while (failed && errno == EINTR);
-    if (failed)
-        status = system_error("connect");
+    if (status == TIDE_OK) {
+        memcpy(name.sun_path, to->name, to->name_bytes);
+        do
+            failed = connect(s, (struct sockaddr *)&name,
+                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes));
+        while (failed && errno == EINTR);
+        if (failed)
+            status = system_error("connect");
+    }
     if (status == TIDE_OK)
         status = same_user(s, &cred);
     if (status == TIDE_OK) {
@@ -176,6 +181,25 @@ static void unwatch_peer(struct pollfd *watch, uint32_t rank)
     watch[rank + 1].fd = -1;
 }
 
+/* The descriptor that came along; -1: none. Room for one is room for two (padding), so a stranger can hand in more. */
+static int descriptor_of(struct cmsghdr *header)
+{
+    int first = -1, fd;
+    size_t bytes;
+
+    if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+        return -1;
+    bytes = header->cmsg_len - CMSG_LEN(0);
+    for (size_t at = 0; at + sizeof fd <= bytes; at += sizeof fd) {
+        memcpy(&fd, CMSG_DATA(header) + at, sizeof fd);
+        if (at)
+            close(fd);
+        else
+            first = fd;
+    }
+    return first;
+}
+
 /* Takes one message. *from = n_ranks when none came in time or a stranger knocked: the connection is dropped. */
 static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, int64_t deadline, uint32_t *from,
                        int *fd, int64_t *pid)
@@ -186,7 +210,6 @@ static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, 
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     struct timeval patience = timeval_of(time_left_ms(deadline, SILENCE_MS));
-    struct cmsghdr *header;
     struct ucred cred;
     ssize_t got;
     int s, n = poll(watch, n_ranks + 1, time_left_ms(deadline, INT32_MAX));
@@ -207,9 +230,8 @@ static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, 
     do
         got = recvmsg(s, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
     while (got < 0 && errno == EINTR);
-    header = CMSG_FIRSTHDR(&message);
-    if (got >= 0 && header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
-        memcpy(fd, CMSG_DATA(header), sizeof *fd);
+    if (got >= 0)
+        *fd = descriptor_of(CMSG_FIRSTHDR(&message));
     if (got == (ssize_t)sizeof p && p.token[0] == own->token[0] && p.token[1] == own->token[1] && p.rank < n_ranks) {
         if (*fd < 0) { /* a genuine peer whose descriptor did not fit this process' table */
             close(s);

@@ -181,13 +181,14 @@ void verify_progress(verifier *v, uint32_t step)
         bool found = false, stuck = false;
         for (uint32_t k = 0; k < v->n_chains; k++) {
             const chain *c = &v->chains[k];
-            const instance *i = &c->queue[c->done];
+            const instance *i;
             uint32_t rank = k / v->per_rank, call;
             const schedule *s;
             const op *o;
             if (c->done == c->n)
                 continue;
             stuck = true;
+            i = &c->queue[c->done];
             if ((int32_t)i->op < 0)
                 continue;
             call = v->in->steps[i->step].call;

@@ -1,0 +1,36 @@
+#!/bin/sh
+# fuzz.sh - gives each fuzz target its share of SECONDS (default 60) with clang's libFuzzer and ASan + UBSan.
+#
+# Begins with tests/fuzz/corpus; what is new stays in build-fuzz/corpus, a finding in build-fuzz. Environment: MAKE.
+set -eu
+cd "$(dirname -- "$0")/.."
+make=${MAKE:-make}
+seconds=${SECONDS_IN_ALL:-60}
+build=build-fuzz
+unset MAKEFLAGS MFLAGS MAKELEVEL
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d == 0 && n < 0; }' >"$scratch/t.c"
+if ! clang -fsanitize=fuzzer,address -o "$scratch/t" "$scratch/t.c" 2>/dev/null; then
+    echo "fuzz: skipped: no clang with libFuzzer here; make unit replays tests/fuzz/corpus"
+    exit 0
+fi
+$make -s -j"$(getconf _NPROCESSORS_ONLN)" CC=clang BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" \
+    SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" MAIN=-fsanitize=fuzzer NVCC=none fuzzers
+set -- tests/fuzz/corpus/*
+share=$((seconds / $#))
+[ $share -gt 0 ] || share=1
+for folder; do
+    name=$(basename "$folder")
+    mkdir -p $build/corpus/"$name"
+    echo "== $name, ${share}s"
+    # The targets say what they refuse on stderr, which is not news.
+    $build/tests/fuzz_"$name" -close_fd_mask=2 -max_total_time=$share -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
+        -artifact_prefix=$build/"$name"- $build/corpus/"$name" "$folder" >"$scratch/log" 2>&1 || {
+        tail -n 40 "$scratch/log"
+        echo "fuzz: $name has found something"
+        exit 1
+    }
+    grep -E "number_of_executed_units|average_exec_per_sec|new_units_added" "$scratch/log"
+done
+echo "fuzz: ok"
