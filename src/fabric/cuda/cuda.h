@@ -29,6 +29,8 @@ enum {
 };
 _Static_assert(CUDA_TARGETS > 3 * CUDA_ROOM, "what is under way stays in the ring");
 
+enum cuda_posts { CUDA_POSTS_STAGED, CUDA_POSTS_DIRECT, CUDA_POSTS_PINNED };
+
 /* Collective `sequence` of a rank, counted from 1. */
 typedef struct cuda_tag { _Atomic uint64_t sequence, tag; } cuda_tag;
 typedef struct cuda_page {
@@ -71,6 +73,8 @@ typedef struct cuda_stream {
     fab_call *reduce_call;
     uint32_t n_ops, next_staged;
     cu_ptr done, staged;     /* device memory: a launch's counter; staging words */
+    uint64_t *pinned;        /* host memory that posts are copied from: CUDA_TARGETS, more than can be under way */
+    uint64_t next_pinned;
     cu_ptr crumb_device;
     _Atomic uint64_t *crumb; /* number of the first target of the latest wait that the stream has come to; 0: none */
     uint64_t n_targets;      /* awaited so far: target t is targets[t % CUDA_TARGETS], counted from 1 */
@@ -131,6 +135,7 @@ typedef struct cuda_device {
     uint64_t *read_back;   /* CUDA_READ_BACK words of pinned memory */
     uint8_t *same_gpu;     /* per rank: its memory is in this GPU */
     uint64_t sequence;     /* collectives begun */
+    int posts, no_crumbs;  /* how words of peers are written; for measurements */
     pthread_mutex_t lock;  /* queues and what their streams wait for */
     fab_queue *queues;
     _Atomic uint32_t busy; /* something may be under way: the watch looks again soon */

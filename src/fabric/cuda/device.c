@@ -161,6 +161,10 @@ static int open_local(cuda_device *d, const fab_open *desc)
     d->open = *desc;
     status = fab_peers_init(&d->peers, &d->open, sizeof(cuda_page), &cuda_peers_hooks, d);
     d->open.options = NULL;
+    d->no_crumbs = getenv("TIDE_CUDA_CRUMBS") && strcmp(getenv("TIDE_CUDA_CRUMBS"), "0") == 0;
+    for (int i = CUDA_POSTS_STAGED; getenv("TIDE_CUDA_POSTS") && i <= CUDA_POSTS_PINNED; i++)
+        if (strcmp(getenv("TIDE_CUDA_POSTS"), (const char *const[]){"staged", "direct", "pinned"}[i]) == 0)
+            d->posts = i;
     d->face = (fab_device){.verbs = &cuda_verbs, .rail = &cuda_rail_verbs, .name = "cuda", .rank = desc->rank,
                            .n_ranks = desc->n_ranks, .node_size = desc->node_size};
     if (status == TIDE_OK && !(d->same_gpu = tide_calloc(desc->n_ranks, 1)))

@@ -109,6 +109,24 @@ int cuda_post(fab_queue *q, cuda_stream *s, const cu_ptr *words, const uint64_t 
     cu_ptr from[POSTS];
     int status = TIDE_OK;
 
+    if (q->device->posts == CUDA_POSTS_DIRECT) {
+        for (uint32_t i = 0; i < n && status == TIDE_OK; i++) {
+            status = gather(q, s, 1);
+            if (status == TIDE_OK)
+                put_op(s, CU_OP_WRITE_64, words[i], values[i], 0);
+        }
+        return status;
+    }
+    if (q->device->posts == CUDA_POSTS_PINNED) {
+        status = cuda_flush(q, s);
+        for (uint32_t i = 0; i < n && status == TIDE_OK; i++) {
+            uint64_t *from = &s->pinned[s->next_pinned++ % CUDA_TARGETS];
+            *from = values[i];
+            status = cuda_check(driver, driver->MemcpyHtoDAsync(words[i], from, sizeof *from, s->handle),
+                                "cuMemcpyHtoDAsync of a counter");
+        }
+        return status;
+    }
     for (uint32_t at = 0, count; at < n && status == TIDE_OK; at += count) {
         count = (uint32_t)tide_min_u64(POSTS, n - at);
         status = gather(q, s, count);
@@ -188,7 +206,8 @@ int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, c
         s->targets[++s->n_targets % CUDA_TARGETS] = targets[i];
     }
     pthread_mutex_unlock(&d->lock);
-    put_op(s, CU_OP_WRITE_64, s->crumb_device, first, 0);
+    if (!d->no_crumbs)
+        put_op(s, CU_OP_WRITE_64, s->crumb_device, first, 0);
     for (uint32_t i = 0; i < n; i++)
         put_op(s, CU_OP_WAIT_64, targets[i].word, targets[i].value, CU_WAIT_GEQ);
     return TIDE_OK;
