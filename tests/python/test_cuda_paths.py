@@ -1,0 +1,128 @@
+"""What the adapter does differently on GPUs, as far as a machine without any can tell: where FSDP2 keeps the gradients,
+which event it waits for, and what becomes of groups whose fabric cannot be opened. tests/gpu has the rest."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
+
+import tide.fsdp2
+import training as t
+from tide.fsdp2 import support
+from tide.fsdp2.session import installations
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA fabric can be opened here")
+
+
+class Stream:
+    """Records what is asked of it."""
+
+    cuda_stream = None  # what the host fabric takes
+
+    def __init__(self):
+        self.asked = []
+
+    def record_event(self):
+        self.asked.append("record_event")
+        return "READ_DONE"
+
+    def wait_stream(self, stream):
+        self.asked.append("wait_stream")
+
+
+def streams(node_size, mode):
+    """A step with the code for CUDA over the host fabric."""
+    build = lambda: t.shard(t.fill(t.Net()), mp_policy=t.MIXED)  # noqa: E731
+    expected = t.plain_step(build(), 0)
+    model = build()
+    tide.fsdp2.install(model, node_size=node_size, strict=True, options={"mode": mode})
+    stream, kept = Stream(), []
+    before, reduce = torch.cuda.current_stream, group_module.foreach_reduce
+
+    def watched(*args, **kwargs):
+        result = reduce(*args, **kwargs)
+        kept.append(result[:2])
+        return result
+
+    torch.cuda.current_stream = lambda device=None: stream
+    torch.cpu.Stream.cuda_stream = None
+    group_module.foreach_reduce = watched
+    try:
+        for binding in installations[model].bindings:
+            binding.on_cuda = True
+        t.same(t.plain_step(model, 0), expected)
+    finally:
+        group_module.foreach_reduce = reduce
+        torch.cuda.current_stream = before
+        del torch.cpu.Stream.cuda_stream
+    assert len(kept) == 4
+    for (_, grads), event in kept:
+        if mode == 0:
+            assert event == "READ_DONE" and grads and all(isinstance(g, torch.Tensor) for g in grads)
+        else:
+            assert grads is None  # stashed and let go
+    assert stream.asked.count("record_event") == (4 if mode == 0 else 0)
+    for binding in installations[model].bindings:
+        binding.on_cuda = False
+    tide.fsdp2.uninstall(model)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["in-place", "slot-reuse"])
+def test_who_keeps_the_gradients(pool, node_size, mode):
+    pool.run(streams, node_size, mode)
+
+
+def refused(which, strict):
+    """Groups that say they are on a GPU: the communicator that they would need cannot be made."""
+    model = t.shard(t.fill(t.Net()), mp_policy=t.MIXED)
+    groups = [g for m in model.modules() if hasattr(m, "_get_fsdp_state") for g in support.groups_of(m._get_fsdp_state())]
+    for group in groups[which:]:
+        group.device = torch.device("cuda", 0)
+    try:
+        tide.fsdp2.install(model, strict=strict)
+    except tide.fsdp2.TideError as error:
+        return error.name, str(error)
+    finally:
+        for group in groups:
+            group.device = torch.device("cpu")
+    rows = [(g.module, g.path, g.reason) for g in tide.fsdp2.report(model)]
+    t.plain_step(model, 0)
+    tide.fsdp2.uninstall(model)
+    return rows
+
+
+@no_gpu
+def test_a_fabric_that_cannot_be_opened(pool):
+    results = pool.run(refused, 0, False)
+    assert all(rows == results[0] for rows in results)
+    assert {path for _, path, _ in results[0]} == {"stock"}
+    assert all("CUDA" in reason for _, _, reason in results[0]), results[0]
+    mixed = pool.run(refused, 2, False)[0]
+    assert [path.split()[0] for _, path, _ in mixed] == ["tide", "tide", "stock", "stock"], mixed
+    name, text = pool.run(refused, 2, True)[0]
+    assert name == "TIDE_ERR_UNSUPPORTED" and "blocks.1" in text and "CUDA" in text
+
+
+def connections(setting, started):
+    code = (
+        "import torch\n"
+        f"torch.cuda.is_initialized = lambda: {started}\n"
+        "from tide.fsdp2 import support\n"
+        "import os\n"
+        "print(os.environ.get(support.CONNECTIONS), support._too_late)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != support.CONNECTIONS}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    if setting:
+        environment[support.CONNECTIONS] = setting
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_connections():
+    assert connections(None, False).startswith("32 None")
+    assert connections("16", False).startswith("16 None")
+    assert connections(None, True).startswith("None CUDA_DEVICE_MAX_CONNECTIONS is unset and CUDA has started")
+    assert connections("16", True).startswith("16 None")
