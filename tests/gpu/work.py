@@ -56,16 +56,17 @@ def data(step):
 def train(model, steps, each=None):
     """Losses and weights; AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
+    losses = torch.zeros(steps, device="cuda")  # a list of them would grow with the steps
     for k in range(steps):
         loss = model(data(k)).float().square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.detach())
+        losses[k] = loss.detach()
+        del loss
         if each:
             each(k)
-    return torch.stack(losses).tolist(), {name: p._local_tensor.clone() for name, p in model.named_parameters()}
+    return losses.tolist(), {name: p._local_tensor.clone() for name, p in model.named_parameters()}
 
 
 def on_tide(steps, policy=t.MIXED, each=None, around=contextlib.nullcontext, **install):
@@ -143,9 +144,11 @@ def same_with_delays(node_size, mode):
 
 def same_with_garbage_collection(mode):
     expected = on_tide(6, options={"mode": mode})
-    setting = getattr(torch.cuda.memory, "_set_allocator_settings", None)
+    setting = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or getattr(
+        torch.cuda.memory, "_set_allocator_settings", None
+    )
     if setting is None:
-        return "this torch has no _set_allocator_settings"
+        return "this torch's allocator takes no settings at run time"
     setting("garbage_collection_threshold:0.2,max_split_size_mb:32")
     waste = []
 
