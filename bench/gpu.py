@@ -438,18 +438,29 @@ def spread(samples):
     return statistics.median(samples), q[0], q[2]
 
 
+def gpu_events(f):
+    """What ran on this rank's GPU during f(): the profiler's kernels and copies, as chrome traces have them."""
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        f()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(prefix="tide-trace-") as folder:
+        path = f"{folder}/trace.json"
+        profile.export_chrome_trace(path)
+        with open(path) as file:
+            events = json.load(file)["traceEvents"]
+    return [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
 def sm_time(ranks, f, after=None, calls=3, sms=132):
     """SM milliseconds of one call by this rank's kernels: CTAs, at most one an SM, times their duration; and the kernels'
     milliseconds. The ranks' streams meet before each call, so that no kernel's time is that of waiting for a peer to
     come. None when the profiler gives nothing."""
     import torch
 
-    f()
-    if after:
-        after()
-    torch.cuda.synchronize()
-    ranks.barrier()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+    def several():
         for _ in range(calls):
             torch.cuda._sleep(4_000_000)
             ranks.align()
@@ -458,20 +469,72 @@ def sm_time(ranks, f, after=None, calls=3, sms=132):
                 after()
             torch.cuda.synchronize()
             ranks.barrier()
-    with tempfile.TemporaryDirectory(prefix="tide-trace-") as folder:
-        path = f"{folder}/trace.json"
-        profile.export_chrome_trace(path)
-        with open(path) as file:
-            events = json.load(file)["traceEvents"]
+
+    f()
+    if after:
+        after()
+    torch.cuda.synchronize()
+    ranks.barrier()
     total, kernels = 0.0, {}
-    for event in events:
-        if event.get("cat") == "kernel" and "spin_kernel" not in event["name"] and "AllReduce" not in event["name"]:
+    for event in gpu_events(several):
+        if event["cat"] == "kernel" and "spin_kernel" not in event["name"] and "AllReduce" not in event["name"]:
             grid = event["args"].get("grid", [1, 1, 1])
             ctas = grid[0] * grid[1] * grid[2]
             total += min(ctas, sms) * event["dur"] / 1e3 / calls
             key = f"{event['name'][:60]} x{ctas}"
             kernels[key] = kernels.get(key, 0.0) + event["dur"] / 1e3 / calls
     return (total, kernels) if kernels else (None, kernels)
+
+
+def where_time_goes(f, top=8):
+    """A profile of f() in words: of the stream that computes (the one with most kernel time), its busy milliseconds and
+    its gaps, the longest with their neighbours; of every stream, the busy time by kind."""
+    events = [e for e in gpu_events(f) if e.get("args", {}).get("stream") is not None]
+    if not events:
+        return ["the profiler gives nothing"]
+    streams = {}
+    for event in events:
+        streams.setdefault(event["args"]["stream"], []).append(event)
+
+    def busy(some):
+        total = end = 0.0
+        for e in sorted(some, key=lambda e: e["ts"]):
+            begin, stop = e["ts"], e["ts"] + e["dur"]
+            if stop > end:
+                total += stop - max(begin, end)
+                end = stop
+        return total / 1e3
+
+    kernels_of = {s: [e for e in es if e["cat"] == "kernel"] for s, es in streams.items()}
+    compute = max(streams, key=lambda s: busy(kernels_of[s]))
+    line = sorted(streams[compute], key=lambda e: e["ts"])
+    gaps, end = [], line[0]["ts"] + line[0]["dur"]
+    for before, event in zip(line, line[1:]):
+        if event["ts"] > end:
+            gaps.append(((event["ts"] - end) / 1e3, before["name"][:50], event["name"][:50]))
+        end = max(end, event["ts"] + event["dur"])
+    span = (end - line[0]["ts"]) / 1e3
+    text = [
+        f"compute stream {compute}: {span:.1f} ms, busy {busy(line):.1f}, {len(line)} events, gaps "
+        f"{sum(g[0] for g in gaps):.1f} ms, of them {sum(g[0] for g in gaps if g[0] > 0.05):.1f} in gaps over 0.05 ms"
+    ]
+    text += [f"  gap {g[0]:7.3f} ms after {g[1]} before {g[2]}" for g in sorted(gaps, reverse=True)[:top]]
+    by_name = {}
+    for e in line:
+        entry = by_name.setdefault(e["name"][:80], [0.0, 0])
+        entry[0] += e["dur"] / 1e3
+        entry[1] += 1
+    for name, (ms, n) in sorted(by_name.items(), key=lambda item: -item[1][0])[: 2 * top]:
+        text.append(f"  {ms:8.2f} ms {n:5} x {name}")
+    for stream, its in sorted(streams.items(), key=lambda item: -busy(item[1])):
+        if stream != compute:
+            kinds = {}
+            for e in its:
+                kinds.setdefault(e["name"][:44], []).append(e)
+            most = sorted(kinds.items(), key=lambda item: -busy(item[1]))[:3]
+            words = ", ".join(f"{name} {busy(es):.2f} ms x{len(es)}" for name, es in most)
+            text.append(f"  stream {stream}: busy {busy(its):.2f} ms: {words}")
+    return text[: 6 * top]
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------

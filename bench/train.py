@@ -3,7 +3,7 @@
 gathered), on blocks with the real dimensions of three models. bf16 compute, fp32 shards, fp32 reduction, AdamW.
 
 usage: train.py [--models llama-3.1-70b,qwen3-30b-a3b,wan2.2-t2v-a14b] [--steps 10] [--limit SECONDS a model]
-                [--knobs c_sum=8,...] [--out FILE] [--blocks N] [--tokens N]
+                [--knobs c_sum=8,...] [--out FILE] [--blocks N] [--tokens N] [--profiles]
 
 Times are medians of GPU time, the slowest rank's: forward and backward, and the whole step with the optimizer. Peak
 reserved is torch's plus the arenas of TIDE, which torch's counters do not hold; device: all that is in use on the GPU
@@ -42,14 +42,12 @@ def steps(ranks, model, size, tokens, n, optimizer):
     """Runs n steps; {"fb_ms", "step_ms", "losses", memory}."""
     import torch
 
-    ms, losses, marks = {"fb_ms": [], "step_ms": []}, [], []
+    ms, losses, marks = {"fb_ms": [], "step_ms": [], "host_ms": []}, [], []
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     data = [batch(size, tokens, k, ranks) for k in range(2)]  # two batches in turn
-    for k in range(n):
-        if k == WARM_UP:
-            torch.cuda.synchronize()
-            ranks.barrier()
+
+    def step(k, marks):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
         events[0].record()
         loss = loss_of(model, data[k % 2])
@@ -61,8 +59,17 @@ def steps(ranks, model, size, tokens, n, optimizer):
         else:
             model.zero_grad()
         events[2].record()
-        losses.append(loss.detach())
         marks.append(events)
+        return loss.detach()
+
+    for k in range(n):
+        if k == WARM_UP:
+            torch.cuda.synchronize()
+            ranks.barrier()
+        begin = time.perf_counter()
+        losses.append(step(k, marks))
+        if k >= WARM_UP:
+            ms["host_ms"].append((time.perf_counter() - begin) * 1e3)
     torch.cuda.synchronize()
     for events in marks[WARM_UP:]:
         ms["fb_ms"].append(events[0].elapsed_time(events[1]))
@@ -75,6 +82,8 @@ def steps(ranks, model, size, tokens, n, optimizer):
     result["peak_reserved"] = max(ranks.everyone(torch.cuda.max_memory_reserved()))
     result["peak_allocated"] = max(ranks.everyone(torch.cuda.max_memory_allocated()))
     result["device_used"] = max(ranks.everyone(total - free))
+    ranks.barrier()
+    result["profile"] = gpu.where_time_goes(lambda: step(n, []))
     return result
 
 
@@ -114,11 +123,12 @@ def summary(result, arena=0):
     middle = {name: gpu.spread(result[name])[0] for name in ("fb_ms", "step_ms", "period_ms") if result[name]}
     return (
         f"forward+backward {middle['fb_ms']:8.1f} ms, step {middle['step_ms']:8.1f} ms, "
+        f"host {gpu.spread(result['host_ms'])[0]:.0f} ms, "
         f"peak reserved {(result['peak_reserved'] + arena) / GIB:6.2f} GiB, device {result['device_used'] / GIB:6.2f} GiB"
     )
 
 
-def train(ranks, name, n_steps, knobs, n_blocks, tokens):
+def train(ranks, name, n_steps, knobs, n_blocks, tokens, profiles):
     import torch
 
     from models import SIZES, Stack, fill
@@ -131,6 +141,8 @@ def train(ranks, name, n_steps, knobs, n_blocks, tokens):
     def note(kind, result, **more):
         found[kind] = result
         ranks.emit({"kind": kind, "model": name, "tokens": tokens, "checkpointed": size.checkpointed, **result, **more})
+        if profiles:
+            ranks.say("\n".join(f"    {line}" for line in result["profile"]))
 
     with ranks.guarded(f"{name}: ceiling"):
         with torch.device("meta"):
@@ -204,6 +216,7 @@ def main():
     parser.add_argument("--tokens", type=int, help="a GPU; default: 8,192 / 16,384 / 15,600")
     parser.add_argument("--knobs", default="", help="of TIDE: name=value,...")
     parser.add_argument("--limit", type=float, default=135, help="seconds a model")
+    parser.add_argument("--profiles", action="store_true", help="print where each side's step spends its time")
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.steps < 2:
@@ -226,6 +239,7 @@ def main():
             knobs=knobs,
             n_blocks=options.blocks,
             tokens=options.tokens,
+            profiles=options.profiles,
         )
         rows.extend(found)
         if problem:

@@ -82,7 +82,7 @@ run() {
         [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
         exec "$0" bench/ops.py --parts rivals --out "$1"' "$python" "$out/rivals.json" ;;
     overlap) part overlap "$python" bench/overlap.py --out "$out/overlap.json" ;;
-    train) part train "$python" bench/train.py --out "$out/train.json" ;;
+    train) part train "$python" bench/train.py --profiles --out "$out/train.json" ;;
     demo) part demo make demo ;;
     *) echo "gpu.sh: '$1' is no part" >&2; exit 2 ;;
     esac

@@ -52,11 +52,19 @@ def test_no_host_synchronisation_in_a_step(pool, tmp_path, mode):
 def test_a_rank_that_dies(own_pool, tmp_path, node_size):
     own_pool.grace_s = 30
     with pytest.raises(RankError, match="rank 1 of 2: died with exit code -9"):
-        own_pool.run(work.survive, str(tmp_path), node_size)
+        own_pool.run(work.survive, str(tmp_path), node_size, "dies", {})
     story = json.loads(pathlib.Path(tmp_path, "0").read_text())
     told = story["told"]
     assert told and told["name"] == "TIDE_ERR_PEER_DEAD" and told["peer"] == 1 and told["phase"], story
     assert story["s"] < 20, story
+
+
+def test_a_rank_that_is_late(own_pool, tmp_path, node_size):
+    own_pool.run(work.survive, str(tmp_path), node_size, "late", {"deadline_ms": 1000})
+    stories = [json.loads(pathlib.Path(tmp_path, str(rank)).read_text())["told"] for rank in range(2)]
+    for told in stories:
+        assert told and told["name"] == "TIDE_ERR_DEADLINE" and told["phase"] and told["call"], stories
+    assert stories[0]["peer"] == 1, stories
 
 
 def test_a_capture_is_refused(own_pool):

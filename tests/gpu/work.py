@@ -221,19 +221,21 @@ def profiled(folder, mode):
 # ---- ends ------------------------------------------------------------------------------------------------------------
 
 
-def survive(folder, node_size):
-    """Trains until the other rank is gone, and writes down what this rank was told."""
+def survive(folder, node_size, how, options):
+    """Trains until the other rank is gone or late, and writes down what this rank was told."""
     rank = dist.get_rank()
     model = build()
-    tide.fsdp2.install(model, node_size=node_size, strict=True)
+    tide.fsdp2.install(model, node_size=node_size, strict=True, options=options)
     told, start = None, time.monotonic()
     try:
         for k in range(200):
             loss = model(data(k)).float().square().mean()
             if k == 3:
                 start = time.monotonic()
-                if rank == 1:
+                if rank == 1 and how == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if rank == 1:
+                    time.sleep(4)
             loss.backward()
             torch.cuda.synchronize()
             time.sleep(0.01)
