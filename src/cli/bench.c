@@ -3,7 +3,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "cli/cli.h"
+#include "cli/fabric.h"
 #include "cli/oracle.h"
 #include "cli/ranks.h"
 
@@ -14,6 +14,7 @@ enum { DEFAULT_MIN = 256 << 10, DEFAULT_MAX = 64 << 20, DEFAULT_FACTOR = 2, DEFA
 typedef struct bench_error { char text[256]; } bench_error;
 typedef struct bench_row {
     const cli *c;
+    const cli_fabric *fabric;
     bool reduce;
     tide_topology topology;
     cli_shapes shapes;
@@ -45,9 +46,10 @@ static unsigned char shard_byte(uint32_t param, uint64_t full, uint32_t byte)
 typedef struct bench_rank {
     const rank_start *start;
     bench_row *row;
+    cli_device device;
     tide_comm *comm;
     tide_group *group;
-    void **inputs; /* shards or gradients */
+    void **inputs; /* shards or gradients, in the device's memory, as is the output */
     float *out;
 } bench_rank;
 
@@ -72,44 +74,61 @@ static uint64_t output_elements(const bench_row *row, uint32_t n_ranks)
     return n;
 }
 
+/* One shard or gradient, on the host. */
+static void fill_input(const bench_rank *b, uint32_t p, char *to, uint64_t count, uint32_t item)
+{
+    const bench_row *row = b->row;
+
+    for (uint64_t i = 0; i < count; i++) {
+        char *at = to + i * item;
+        uint64_t full = row->reduce ? i : oracle_locate(&row->shapes.params[p], b->start->n_ranks, b->start->rank, i);
+        if (row->reduce)
+            oracle_store(row->desc.grad_dtype, at, grad_value(b->start->rank, p, i));
+        else if (row->desc.shard_dtype != row->desc.dtype)
+            oracle_store(row->desc.shard_dtype, at, grad_value(0, p, full));
+        else
+            for (uint32_t k = 0; k < item; k++)
+                at[k] = (char)shard_byte(p, full, k);
+    }
+}
+
+static bool make_input(bench_rank *b, uint32_t p)
+{
+    const bench_row *row = b->row;
+    const tide_param *param = &row->shapes.params[p];
+    uint32_t item = row->reduce ? oracle_item(row->desc.grad_dtype, 0)
+                                : oracle_item(row->desc.shard_dtype, row->shapes.item_size);
+    uint64_t count = row->reduce ? oracle_whole(param) : oracle_shard(param, b->start->n_ranks);
+    char *host = malloc(count * item + 1);
+    bool ok = host && (b->inputs[p] = row->fabric->alloc(&b->device, count * item + 1));
+
+    if (ok)
+        fill_input(b, p, host, count, item);
+    ok = ok ? row->fabric->copy_in(&b->device, b->inputs[p], host, count * item) == TIDE_OK ||
+                  fail(b, "copy to the device")
+            : out_of_memory(b);
+    free(host);
+    if (ok && !row->reduce && row->place == IN_PLACE &&
+        tide_shard_adopt(b->group, p, b->inputs[p], count * item, b->device.stream) != TIDE_OK)
+        return fail(b, "shard_adopt");
+    return ok;
+}
+
 static bool make_inputs(bench_rank *b)
 {
     const bench_row *row = b->row;
-    uint32_t n = b->start->n_ranks, shard_item = oracle_item(row->desc.shard_dtype, row->shapes.item_size);
+    uint64_t elements = output_elements(row, b->start->n_ranks);
 
     b->inputs = calloc(row->shapes.n_params, sizeof *b->inputs);
     if (!b->inputs)
         return out_of_memory(b);
-    for (uint32_t p = 0; p < row->shapes.n_params; p++) {
-        const tide_param *param = &row->shapes.params[p];
-        uint32_t item = row->reduce ? oracle_item(row->desc.grad_dtype, 0) : shard_item;
-        uint64_t count = row->reduce ? oracle_whole(param) : oracle_shard(param, n);
-
-        b->inputs[p] = malloc(count * item + 1);
-        if (!b->inputs[p])
-            return out_of_memory(b);
-        for (uint64_t i = 0; i < count; i++) {
-            char *at = (char *)b->inputs[p] + i * item;
-            uint64_t full = row->reduce ? i : oracle_locate(param, n, b->start->rank, i);
-            if (row->reduce)
-                oracle_store(row->desc.grad_dtype, at, grad_value(b->start->rank, p, i));
-            else if (row->desc.shard_dtype != row->desc.dtype)
-                oracle_store(row->desc.shard_dtype, at, grad_value(0, p, full));
-            else
-                for (uint32_t k = 0; k < item; k++)
-                    at[k] = (char)shard_byte(p, full, k);
-        }
-    }
-    if (row->reduce) {
-        uint64_t elements = output_elements(row, n);
-        b->out = calloc(elements ? elements : 1, sizeof *b->out);
-        return b->out ? true : out_of_memory(b);
-    }
-    for (uint32_t p = 0; row->place == IN_PLACE && p < row->shapes.n_params; p++)
-        if (tide_shard_adopt(b->group, p, b->inputs[p], oracle_shard(&row->shapes.params[p], n) * shard_item, NULL) !=
-            TIDE_OK)
-            return fail(b, "shard_adopt");
-    return true;
+    for (uint32_t p = 0; p < row->shapes.n_params; p++)
+        if (!make_input(b, p))
+            return false;
+    if (!row->reduce)
+        return true;
+    b->out = row->fabric->alloc(&b->device, (elements ? elements : 1) * sizeof *b->out);
+    return b->out ? true : out_of_memory(b);
 }
 
 /* One call from inputs to outputs. The landing stays held after an all-gather until `release`. */
@@ -122,32 +141,70 @@ static bool one_call(bench_rank *b, bool release)
         args.grads = (const void *const *)b->inputs;
         args.out = b->out;
         args.grad_dtype = row->desc.grad_dtype;
-        if (tide_reduce_scatter(b->group, &args, NULL) != TIDE_OK)
+        if (tide_reduce_scatter(b->group, &args, b->device.stream) != TIDE_OK)
             return fail(b, "reduce_scatter");
-        return tide_wait(b->group, TIDE_DONE, NULL) == TIDE_OK || fail(b, "wait DONE");
+        return tide_wait(b->group, TIDE_DONE, b->device.stream) == TIDE_OK || fail(b, "wait DONE");
     }
-    if (tide_all_gather(b->group, row->place == IN_PLACE ? NULL : (const void *const *)b->inputs, NULL) != TIDE_OK)
+    if (tide_all_gather(b->group, row->place == IN_PLACE ? NULL : (const void *const *)b->inputs,
+                        b->device.stream) != TIDE_OK)
         return fail(b, "all_gather");
-    if (tide_wait(b->group, TIDE_READY, NULL) != TIDE_OK)
+    if (tide_wait(b->group, TIDE_READY, b->device.stream) != TIDE_OK)
         return fail(b, "wait READY");
-    return !release || tide_slot_release(b->group, NULL) == TIDE_OK || fail(b, "slot_release");
+    return !release || tide_slot_release(b->group, b->device.stream) == TIDE_OK || fail(b, "slot_release");
 }
 
-static uint64_t count_wrong_sums(const bench_rank *b)
+/* Bytes of the device, on the host; to be freed. NULL after saying why. */
+static void *bring(bench_rank *b, const void *from, size_t bytes)
+{
+    void *to = malloc(bytes ? bytes : 1);
+
+    if (!to)
+        out_of_memory(b);
+    else if (b->row->fabric->copy_out(&b->device, to, from, bytes) != TIDE_OK)
+        fail(b, "copy from the device");
+    else
+        return to;
+    free(to);
+    return NULL;
+}
+
+static bool count_wrong_sums(bench_rank *b, uint64_t *wrong)
 {
     const bench_row *row = b->row;
     uint32_t n = b->start->n_ranks;
-    uint64_t wrong = 0, e = 0;
+    float *got = bring(b, b->out, output_elements(row, n) * sizeof *got);
+    uint64_t e = 0;
 
-    for (uint32_t p = 0; p < row->shapes.n_params; p++) {
+    for (uint32_t p = 0; got && p < row->shapes.n_params; p++) {
         uint64_t shard = oracle_shard(&row->shapes.params[p], n), whole = oracle_whole(&row->shapes.params[p]);
         for (uint64_t i = 0; i < shard; i++, e++) {
             uint64_t x = oracle_locate(&row->shapes.params[p], n, b->start->rank, i);
             float sum = 0;
             for (uint32_t u = 0; u < n && x < whole; u++)
                 sum += grad_value(u, p, x);
-            wrong += b->out[e] != sum;
+            *wrong += got[e] != sum;
         }
+    }
+    free(got);
+    return got != NULL;
+}
+
+static uint64_t wrong_items(const bench_row *row, uint32_t p, uint64_t count, const unsigned char *got)
+{
+    uint32_t item = oracle_item(row->desc.dtype, row->shapes.item_size);
+    bool cast = row->desc.shard_dtype != row->desc.dtype;
+    uint64_t wrong = 0;
+
+    for (uint64_t x = 0; x < count; x++, got += item) {
+        unsigned char expected[4];
+        bool same = true;
+        if (cast) {
+            oracle_store(row->desc.dtype, expected, grad_value(0, p, x));
+            same = memcmp(got, expected, item) == 0;
+        }
+        for (uint32_t k = 0; k < item && !cast; k++)
+            same = same && got[k] == shard_byte(p, x, k);
+        wrong += !same;
     }
     return wrong;
 }
@@ -155,27 +212,28 @@ static uint64_t count_wrong_sums(const bench_rank *b)
 static bool count_wrong_bytes(bench_rank *b, uint64_t *wrong)
 {
     const bench_row *row = b->row;
-    uint32_t n = b->start->n_ranks, item = oracle_item(row->desc.dtype, row->shapes.item_size);
-    bool cast = row->desc.shard_dtype != row->desc.dtype;
+    uint32_t n = b->start->n_ranks;
 
     for (uint32_t p = 0; p < row->shapes.n_params; p++) {
         tide_tensor t = {.size = sizeof t};
+        unsigned char *got;
         if (tide_group_tensor(b->group, TIDE_TENSOR_PARAM, p, &t) != TIDE_OK)
             return fail(b, "group_tensor");
-        for (uint64_t x = 0; x < oracle_shard(&row->shapes.params[p], n) * n; x++) {
-            const unsigned char *got = (const unsigned char *)t.data + x * item;
-            unsigned char expected[4];
-            bool same = true;
-            if (cast) {
-                oracle_store(row->desc.dtype, expected, grad_value(0, p, x));
-                same = memcmp(got, expected, item) == 0;
-            }
-            for (uint32_t k = 0; k < item && !cast; k++)
-                same = same && got[k] == shard_byte(p, x, k);
-            *wrong += !same;
-        }
+        if (!(got = bring(b, t.data, t.bytes)))
+            return false;
+        *wrong += wrong_items(row, p, oracle_shard(&row->shapes.params[p], n) * n, got);
+        free(got);
     }
     return true;
+}
+
+/* Calls are enqueued one behind the other; the host fabric's are done when they return. */
+static bool run_calls(bench_rank *b, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!one_call(b, true))
+            return false;
+    return b->row->fabric->finish(&b->device) == TIDE_OK || fail(b, "finish");
 }
 
 static bool measure(bench_rank *b)
@@ -188,22 +246,18 @@ static bool measure(bench_rank *b)
 
     if (!bytes)
         return out_of_memory(b);
-    for (int64_t i = 0; i < c->warmup; i++)
-        if (!one_call(b, true))
-            goto fail;
+    if (!run_calls(b, c->warmup))
+        goto fail;
     if (b->start->allgather(b->start->allgather_context, &byte, bytes, 1) != 0) /* all begin together */
         goto fail;
     begin = now();
-    for (int64_t i = 0; i < c->iters; i++)
-        if (!one_call(b, true))
-            goto fail;
+    if (!run_calls(b, c->iters))
+        goto fail;
     row->seconds[b->start->rank] = (now() - begin) / (double)c->iters;
     ok = one_call(b, false);
     if (ok && c->check) {
-        if (row->reduce)
-            row->wrong[b->start->rank] = count_wrong_sums(b);
-        else
-            ok = count_wrong_bytes(b, &row->wrong[b->start->rank]);
+        uint64_t *wrong = &row->wrong[b->start->rank];
+        ok = row->reduce ? count_wrong_sums(b, wrong) : count_wrong_bytes(b, wrong);
     }
     free(bytes);
     return ok;
@@ -219,6 +273,14 @@ static int bench_rank_main(const rank_start *start)
     tide_comm_desc desc = TIDE_COMM_DESC_INIT;
     bool ok = true;
 
+    b.device.fabric = row->fabric;
+    b.device.gpus = (int)row->c->gpus;
+    if (row->fabric->open(&b.device, start->rank, start->n_ranks) != TIDE_OK) {
+        fail(&b, "open the device");
+        return 1;
+    }
+    desc.fabric = row->fabric->number;
+    desc.device = b.device.ordinal;
     desc.rank = start->rank;
     desc.n_ranks = start->n_ranks;
     desc.node_size = row->topology.local;
@@ -236,9 +298,10 @@ static int bench_rank_main(const rank_start *start)
         tide_comm_abort(b.comm);
     tide_comm_destroy(b.comm);
     for (uint32_t p = 0; b.inputs && p < row->shapes.n_params; p++)
-        free(b.inputs[p]);
+        row->fabric->release(&b.device, b.inputs[p]);
     free(b.inputs);
-    free(b.out);
+    row->fabric->release(&b.device, b.out);
+    row->fabric->close(&b.device);
     return ok ? 0 : 1;
 }
 
@@ -289,10 +352,10 @@ static const char *type_name(int dtype)
 
 static void print_header(const cli *c, const bench_row *row)
 {
-    printf("# tide %s %s: %u nodes x %u, ranks as %s, host fabric, warmup iters: %lld iters: %lld validation: %lld\n"
+    printf("# tide %s %s: %u nodes x %u, ranks as %s, %s fabric, warmup iters: %lld iters: %lld validation: %lld\n"
            "#\n",
            tide_version(), row->reduce ? "reduce_scatter" : "all_gather", row->topology.nodes, row->topology.local,
-           c->procs ? "processes" : "threads", (long long)c->warmup, (long long)c->iters, (long long)c->check);
+           c->procs ? "processes" : "threads", row->fabric->name, (long long)c->warmup, (long long)c->iters, (long long)c->check);
     printf("# %58s %39s\n", "out-of-place", "in-place");
     printf("#%11s %12s %9s %7s %5s %8s %7s %7s %6s %8s %7s %7s %6s\n", "size", "count", "type", "redop", "root", "time",
            "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong");
@@ -415,6 +478,9 @@ int cli_bench(const cli *c)
     bench_total total = {0};
     int code;
 
+    row.fabric = c->fabric ? cli_find_fabric(c->fabric) : &cli_fabrics[0];
+    if (!row.fabric)
+        return cli_fail_fabric(c);
     if (!c->operand || (strcmp(c->operand, "ag") != 0 && strcmp(c->operand, "rs") != 0))
         return cli_fail(c, "'%s': expected ag or rs", c->operand ? c->operand : "");
     if (given && cli_refuse_given(c, size_flags, "excludes --model and --shapes, which say the size") != CLI_OK)
@@ -424,6 +490,8 @@ int cli_bench(const cli *c)
     row.reduce = c->operand[0] == 'r';
     row.topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
     row.topology.local = c->local ? (uint32_t)c->local : 4;
+    if (row.fabric->keep && !c->procs)
+        row.fabric->keep(true);
     code = cli_shapes_load(c, &row.shapes);
     if (code == CLI_OK && row.reduce && row.shapes.dtype == TIDE_OPAQUE)
         code = cli_fail(c, "rs: opaque parameters have no gradients");
@@ -432,8 +500,8 @@ int cli_bench(const cli *c)
     if (code != CLI_OK)
         goto out;
     if (c->json)
-        printf("{\"schema\": 1, \"collective\": \"%s\", \"nodes\": %u, \"local\": %u, \"procs\": %s, \"rows\": [",
-               row.reduce ? "reduce_scatter" : "all_gather", row.topology.nodes, row.topology.local,
+        printf("{\"schema\": 1, \"collective\": \"%s\", \"fabric\": \"%s\", \"nodes\": %u, \"local\": %u, \"procs\": %s, \"rows\": [",
+               row.reduce ? "reduce_scatter" : "all_gather", row.fabric->name, row.topology.nodes, row.topology.local,
                c->procs ? "true" : "false");
     else
         print_header(c, &row);
@@ -464,6 +532,8 @@ int cli_bench(const cli *c)
                total.wrong ? "FAILED" : "OK", total.busbw / (double)total.places);
     code = total.wrong ? CLI_WRONG : CLI_OK;
 out:
+    if (row.fabric->keep && !c->procs)
+        row.fabric->keep(false);
     cli_shapes_clear(&row.shapes);
     return code;
 }

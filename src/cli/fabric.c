@@ -42,6 +42,12 @@ static int host_copy(cli_device *d, void *to, const void *from, size_t bytes)
     return TIDE_OK;
 }
 
+static int host_finish(cli_device *d)
+{
+    (void)d;
+    return TIDE_OK;
+}
+
 static void host_trouble(tide_comm *comm, const cli_trouble *t)
 {
     fab_inject inject = {.seed = t->seed, .delay_us = t->rail_delay_us};
@@ -56,9 +62,9 @@ static void host_trouble(tide_comm *comm, const cli_trouble *t)
 
 const cli_fabric cli_fabrics[] = {
     {"host", TIDE_FABRIC_HOST, true, host_open, host_close, host_alloc, host_release, host_copy, host_copy,
-     host_trouble, NULL, NULL},
+     host_finish, host_trouble, NULL, NULL},
     {"cuda", TIDE_FABRIC_CUDA, false, cli_cuda_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release, cli_cuda_copy_in,
-     cli_cuda_copy_out, NULL, cli_cuda_keep, cli_cuda_fits},
+     cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits},
 };
 const size_t cli_n_fabrics = sizeof cli_fabrics / sizeof cli_fabrics[0];
 

@@ -39,6 +39,7 @@ struct cli_fabric {
     /* Host bytes into device memory and back, behind all that d->stream waits for; done when they return. */
     int (*copy_in)(cli_device *d, void *to, const void *host, size_t bytes);
     int (*copy_out)(cli_device *d, void *host, const void *from, size_t bytes);
+    int (*finish)(cli_device *d); /* returns when all that d->stream was given is done */
     void (*trouble)(tide_comm *comm, const cli_trouble *t); /* before groups are created; NULL: none to be had */
     /* Keeps what is slow to start (on), until it is let go (off); NULL: nothing is. */
     void (*keep)(bool on);

@@ -25,7 +25,7 @@ const cli_command cli_commands[] = {
      "dtypes, inputs, landings, subsets of gradients, modes, and each knob that is not given. What fails names\n"
      "its seed; --seed THAT --calls N replays it. Last line: check: T calls, W wrong."},
     {"bench", CMD_BENCH, cli_bench, "ag|rs", "times all-gather or reduce-scatter, in nccl-tests' columns",
-     "Times calls on the host fabric, from inputs to outputs, and prints nccl-tests' columns: size is that of the\n"
+     "Times calls on a fabric, from inputs to outputs, and prints nccl-tests' columns: size is that of the\n"
      "gathered or the scattered buffer, busbw = algbw * (n - 1) / n. Out-of-place: shards are arguments, copied by\n"
      "the call; in-place: they live in the arena. Rows step from --minbytes to --maxbytes, or are the one of\n"
      "--model or --shapes."},

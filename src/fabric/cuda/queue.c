@@ -505,10 +505,10 @@ int cuda_sync(fab_queue *q)
 
     for (;;) {
         status = cuda_failure(&d->face, NULL);
-        if (status == TIDE_OK)
-            status = cuda_push(d);
         if (status != TIDE_OK)
             return status;
+        if (cuda_push(d) != TIDE_OK) /* the others will wait for this rank where it ends */
+            return cuda_fail_device(d);
         status = cuda_queue_idle(q);
         cuda_pop(d);
         if (status < 0)
