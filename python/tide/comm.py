@@ -87,8 +87,16 @@ def make_options(knobs):
     """tide_options from {name: value}; a bad name or value is a TideError that names the bounds."""
     options = _lib.Options()
     for name, value in (knobs or {}).items():
-        _check(lib.tide_options_set(byref(options), str(name).encode(), int(value)))
+        _check(lib.tide_options_set(byref(options), str(name).encode(), _fitting(name, value, ctypes.c_int64)))
     return options
+
+
+def _fitting(what, value, kind):
+    """The number, when the C type holds it: ctypes would cut it to the bits that fit."""
+    value = int(value)
+    if kind(value).value != value:
+        raise TideError(f"{what}: {value} does not fit into {kind.__name__}", _lib.code_of("TIDE_ERR_ARGUMENT"))
+    return value
 
 
 def _check(status):
@@ -191,15 +199,20 @@ class Comm:
                         f"{spec.name}.{p.name}: {len(p.dims)} dimensions, at most {_lib.MAX_DIMS}",
                         _lib.code_of("TIDE_ERR_ARGUMENT"),
                     )
-                param.name, param.ndim, param.shard_dim = p.name.encode(), len(p.dims), p.shard_dim
-                param.dims[: len(p.dims)] = p.dims
+                where = f"{spec.name}.{p.name}"
+                param.name, param.ndim = p.name.encode(), len(p.dims)
+                param.shard_dim = _fitting(f"{where} shard_dim", p.shard_dim, ctypes.c_int)
+                param.dims[: len(p.dims)] = [_fitting(f"{where} dims", d, ctypes.c_int64) for d in p.dims]
             keep.append(params)
             desc.size, desc.name = ctypes.sizeof(_lib.GroupDesc), spec.name.encode()
             desc.n_params, desc.params = len(params), params
-            desc.dtype, desc.item_size = spec.dtype, spec.item_size
-            desc.shard_dtype = spec.dtype if spec.shard_dtype is None else spec.shard_dtype
-            desc.grad_dtype = spec.dtype if spec.grad_dtype is None else spec.grad_dtype
-            desc.input, desc.landing = spec.input, spec.landing
+            dtypes = {"dtype": spec.dtype, "shard_dtype": spec.shard_dtype, "grad_dtype": spec.grad_dtype}
+            for what, value in dtypes.items():
+                value = spec.dtype if value is None else value
+                setattr(desc, what, _fitting(f"{spec.name} {what}", value, ctypes.c_int))
+            desc.item_size = _fitting(f"{spec.name} item_size", spec.item_size, ctypes.c_uint32)
+            desc.input = _fitting(f"{spec.name} input", spec.input, ctypes.c_int)
+            desc.landing = _fitting(f"{spec.name} landing", spec.landing, ctypes.c_int)
         handles = (c_void_p * len(specs))()
         self._collective(lib.tide_groups_create(self._handle, descs, len(specs), handles))
         made = [Group(self, handle, spec) for handle, spec in zip(handles, specs)]
