@@ -1,8 +1,8 @@
 /*
  * contract.h - inputs and expected results of the calls of a proof's case, from their contracts alone.
  *
- * Numbers are small integers, exact in bf16, and so are sums of them in fp32; another for each key (a call), rank, input
- * and element. For bf16 landings, bf16 or fp32 shards and gradients, alpha 1 and no accumulation.
+ * Numbers are small integers, exact in bf16, and so are sums of them in fp32; another for each key (a call), rank,
+ * input and element. For bf16 landings, bf16 or fp32 shards and gradients, alpha 1 and no accumulation.
  */
 #ifndef HARNESS_CONTRACT_H
 #define HARNESS_CONTRACT_H
@@ -11,8 +11,8 @@
 
 #include "schedule/verify.h"
 
-/* Buffers of one call on one rank: its inputs, then a reduce-scatter's output. Room behind each, since mutants may reach
- * an element too far. Full of 0xFF; NULL when out of memory. */
+/* Buffers of one call on one rank: its inputs, then a reduce-scatter's output. Room behind each, since mutants may
+ * reach an element too far. Full of 0xFF; NULL when out of memory. */
 void **contract_buffers(const verify_contract *c);
 void contract_buffers_free(const verify_contract *c, void **buffers);
 
