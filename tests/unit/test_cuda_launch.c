@@ -441,6 +441,30 @@ static void test_choices(void **state)
     assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
     assert_true(seen.copies == 1 && seen.batches + seen.copies_2d + seen.launches == 0);
 
+    /* Not where they are different arguments, each an allocation of its own, whatever their distance. */
+    static const void *args[MANY];
+    for (uint32_t i = 0; i < MANY; i++) {
+        args[i] = src + WIDE * i;
+        runs[i].src = (fab_ptr){0, (int32_t)i, 0};
+    }
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16), TIDE_OK);
+    assert_true(seen.descriptors == MANY && seen.copies_2d + seen.copies == 0);
+    for (uint32_t i = 0; i < MANY; i++) {
+        runs[i].src = at(src + WIDE * i);
+        runs[i].dst = (fab_ptr){0, (int32_t)i, 0};
+    }
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16), TIDE_OK);
+    assert_true(seen.descriptors == MANY && seen.copies_2d + seen.copies == 0);
+    for (uint32_t i = 0; i < MANY; i++) /* but of one argument */
+        runs[i].dst = (fab_ptr){2 * WIDE * i, 0, 0};
+    args[0] = dst;
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16), TIDE_OK);
+    assert_int_equal(seen.copies_2d, 1);
+    runs[0].dst = at(dst);
+
     /* Two neighbours are two descriptors; a large copy within the GPU is the copy engine's. */
     copy.n_runs = 2;
     runs[1].dst = at(dst + 2 * WIDE);

@@ -300,6 +300,12 @@ static bytes_run flatten(const batch *b, const fab_run *run)
     return r;
 }
 
+/* Both of one argument, or both of the arena: a 2-D copy has to stay within an allocation on either side. */
+static bool one_memory(const fab_ptr *a, const fab_ptr *b)
+{
+    return a->arg == b->arg;
+}
+
 /* Number of runs from first on that are equal and equidistant, so that they are one 2-D copy. *r: that copy. */
 static uint32_t merge(const batch *b, uint32_t first, bytes_run *r)
 {
@@ -311,6 +317,9 @@ static uint32_t merge(const batch *b, uint32_t first, bytes_run *r)
         bytes_run next = flatten(b, &b->copy->runs[first + n]);
         uint64_t src_step = next.src - (r->src + (n - 1) * r->src_pitch);
         uint64_t dst_step = next.dst - (r->dst + (n - 1) * r->dst_pitch);
+        if (!one_memory(&b->copy->runs[first].src, &b->copy->runs[first + n].src) ||
+            !one_memory(&b->copy->runs[first].dst, &b->copy->runs[first + n].dst))
+            break;
         if (next.rows != 1 || next.width != r->width || !next.src || src_step < r->width || src_step > MAX_PITCH ||
             dst_step < r->width || dst_step > MAX_PITCH)
             break;
