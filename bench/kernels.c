@@ -27,12 +27,10 @@ EXPORT void kernels_close(void *k)
     cuda_kernels_unload(k);
 }
 
-/* fat: 1 KiB slots (0) or 2 KiB (1). */
-EXPORT void kernels_shape(void *k, int fat, uint32_t warps, uint32_t slots, uint32_t ahead)
+EXPORT void kernels_shape(void *k, uint32_t slot, uint32_t warps, uint32_t slots)
 {
-    launch_shapes shapes = launch_default_shapes;
-    *(fat ? &shapes.fat : &shapes.thin) = (launch_shape){warps, slots, ahead};
-    shapes.pick = fat ? LAUNCH_FAT : LAUNCH_THIN;
+    launch_shape shape = {slot, warps, slots};
+    launch_shapes shapes = {shape, shape};
     cuda_kernels_shapes(k, &shapes);
 }
 

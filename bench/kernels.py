@@ -19,16 +19,18 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("TIDE_BUILD", ROOT / "build"))
 PRODUCT = (256, 8192, 8192)
-# name, 2 KiB slots, warps, slots a warp, tiles prefetched
+# slot bytes, warps, slots a warp
 SHAPES = [
-    ("fat 8x12", 1, 8, 12, 0),
-    ("half 8x12", 0, 8, 12, 0),
-    ("thin 4x5", 0, 4, 5, 0),
-    ("thin 4x5 +4", 0, 4, 5, 4),
-    ("thin 2x7", 0, 2, 7, 0),
-    ("thin 2x7 +8", 0, 2, 7, 8),
-    ("needle 1x15", 0, 1, 15, 0),
-    ("needle 1x7 +8", 0, 1, 7, 8),
+    (2048, 20, 4),
+    (2048, 16, 3),
+    (1024, 28, 3),
+    (1024, 16, 3),
+    (1024, 8, 3),
+    (1024, 8, 2),
+    (1024, 6, 2),
+    (1024, 4, 4),
+    (1024, 4, 2),
+    (1024, 2, 4),
 ]
 CTAS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 
@@ -38,7 +40,7 @@ def load():
     lib.kernels_error.restype = ctypes.c_char_p
     lib.kernels_open.restype = ctypes.c_void_p
     lib.kernels_close.argtypes = [ctypes.c_void_p]
-    lib.kernels_shape.argtypes = [ctypes.c_void_p, ctypes.c_int] + 3 * [ctypes.c_uint32]
+    lib.kernels_shape.argtypes = [ctypes.c_void_p] + 3 * [ctypes.c_uint32]
     lib.kernels_shape.restype = None
     u32, u64 = ctypes.c_uint32, ctypes.c_uint64
     lib.kernels_sum.argtypes = [ctypes.c_void_p, ctypes.c_void_p, u64, u64, u32, u64, u64, u32, u64]
@@ -141,13 +143,14 @@ def main():
     # Sources in memory; and in pieces of 1 Mi elements, as a chunked reduce-scatter makes them.
     for n_sources, elems in ((8, 16 << 20), (2, 16 << 20), (8, 1 << 20), (2, 1 << 20)):
         print(f"\n{n_sources} sources, {elems >> 20} Mi elements a launch\n{'CTAs':<14}" + "".join(f"{c:>20}" for c in CTAS))
-        for name, fat, warps, slots, ahead in SHAPES:
-            if arguments.only not in name or (elems < 16 << 20 and not name.startswith("thin 4x5")):
+        for slot, warps, slots in SHAPES:
+            name = f"{slot}x{warps}x{slots}"
+            if arguments.only not in name or (elems < 16 << 20 and name not in ("1024x8x2", "2048x20x4")):
                 continue
-            bench.lib.kernels_shape(bench.kernels, fat, warps, slots, ahead)
+            bench.lib.kernels_shape(bench.kernels, slot, warps, slots)
             line = f"{name:<14}"
             for ctas in CTAS:
-                if fat and ctas > 32:
+                if slot * warps * slots > 32 << 10 and ctas > 16:
                     continue
                 n_bytes = elems * (2 * n_sources + 4)
                 each = bench.timed(lambda: bench.sums(2, ctas, n_sources, elems), bench.side, None) / 2
@@ -161,7 +164,7 @@ def main():
                     bench.side,
                     lambda: bench.products(int(few * each * 2 / alone) + 20),
                 ) / few
-                row = dict(shape=name, warps=warps, slots=slots, ahead=ahead, sources=n_sources, elems=elems, ctas=ctas,
+                row = dict(shape=name, slot=slot, warps=warps, slots=slots, sources=n_sources, elems=elems, ctas=ctas,
                            alone=n_bytes / each / 1e6, beside=n_bytes / beside / 1e6, loss=100 * loss)
                 rows.append(row)
                 cell = f"{row['beside']:.0f} ({row['alone']:.0f}) {row['loss']:.1f}%"

@@ -216,12 +216,11 @@ static launch_shapes any_shapes(uint64_t *state)
     launch_shape *shapes[] = {&s.thin, &s.fat};
     if (draw(state, 3) == 0)
         return s;
-    s.pick = (int)draw(state, 3);
     for (uint32_t i = 0; i < 2; i++) {
-        uint32_t slot = i ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT;
-        shapes[i]->warps = 1 + draw(state, KERNEL_MAX_WARPS);
-        shapes[i]->slots = 2 + draw(state, (200u << 10) / (slot + KERNEL_BARRIER_BYTES) / shapes[i]->warps - 2);
-        shapes[i]->ahead = draw(state, 3) * draw(state, 6);
+        uint32_t slot = draw(state, 2) ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT;
+        shapes[i]->slot = slot;
+        shapes[i]->warps = 1 + draw(state, launch_max_warps(slot, 0));
+        shapes[i]->slots = 2 + draw(state, (200u << 10) / (slot + LAUNCH_SLOT_EXTRA) / shapes[i]->warps - 2 + 1);
     }
     return s;
 }
@@ -265,9 +264,9 @@ static int one_sum(batches *b, bool small)
         }
     }
     snprintf(b->what, sizeof b->what,
-             "sum of %s: %u segments, %u sources, %u CTAs, beta %d (accumulate %d), alpha %g, %u posts, thin %ux%u+%u fat %ux%u+%u",
+             "sum of %s: %u segments, %u sources, %u CTAs, beta %d (accumulate %d), alpha %g, %u posts, thin %ux%ux%u fat %ux%ux%u",
              tide_dtype_name((int)dtype), n, n_sources, ctas, beta, accumulate, (double)alpha, n_posts, shapes.thin.warps,
-             shapes.thin.slots, shapes.thin.ahead, shapes.fat.warps, shapes.fat.slots, shapes.fat.ahead);
+             shapes.thin.slots, shapes.thin.slot, shapes.fat.warps, shapes.fat.slots, shapes.fat.slot);
     code = upload(b, (int)dtype, TIDE_F32);
     memset(host_words, 0, word_bytes);
     if (code == CLI_OK)

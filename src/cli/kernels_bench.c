@@ -118,14 +118,14 @@ static double sum_rate(bench *b, uint32_t n_sources, uint32_t ctas, bool from_l2
 static void sums(bench *b)
 {
     static const uint32_t ctas[] = {1, 2, 4, 8, 16, 32, 64, 132};
-    launch_shapes shapes = launch_default_shapes;
+    launch_shapes shapes;
 
     printf("sums of bf16 into fp32, GB/s read and written, all CTAs (a CTA)\n%-6s %-8s %-5s", "shape", "sources", "from");
     for (size_t i = 0; i < sizeof ctas / sizeof *ctas; i++)
         printf(" %8u CTA%s", ctas[i], ctas[i] == 1 ? " " : "s");
     printf("\n");
     for (int fat = 0; fat < 2; fat++) {
-        shapes.pick = fat ? LAUNCH_FAT : LAUNCH_THIN;
+        shapes.thin = shapes.fat = fat ? launch_default_shapes.fat : launch_default_shapes.thin;
         for (uint32_t n = 2; n <= 8; n += 6) {
             for (int l2 = 0; l2 < 2; l2++) {
                 printf("%-6s %-8u %-5s", fat ? "fat" : "thin", n, l2 ? "L2" : "HBM");
@@ -138,39 +138,33 @@ static void sums(bench *b)
             }
         }
     }
-    shapes.pick = LAUNCH_FAT;
     for (uint32_t n = 2; n <= 8 && b->code == CLI_OK; n += 6)
         printf("fat, %u sources and the results so far (beta 1), %d CTAs: %.0f GB/s; 1 CTA: %.0f\n", n, b->g->n_sms,
                sum_rate(b, n, (uint32_t)b->g->n_sms, false, &shapes, FAB_BETA_ONE),
                sum_rate(b, n, 1, false, &shapes, FAB_BETA_ONE));
 }
 
-/* Which shape is best: a CTA alone, and 32. */
+/* Which shape is best: a CTA alone, 32, and one an SM. */
 static void shapes(bench *b)
 {
-    static const struct { bool fat; launch_shape shape; } tries[] = {
-        {false, {4, 4, 0}},   {false, {4, 5, 0}},  {false, {4, 5, 2}},  {false, {4, 5, 4}},  {false, {4, 5, 8}},
-        {false, {2, 8, 0}},   {false, {2, 10, 0}}, {false, {2, 10, 4}}, {false, {2, 10, 8}}, {false, {1, 15, 0}},
-        {false, {1, 15, 8}},  {false, {1, 22, 0}}, {false, {3, 7, 0}},  {false, {8, 2, 0}},  {false, {8, 3, 0}},
-        {false, {8, 3, 4}},   {false, {8, 12, 0}}, {false, {16, 6, 0}}, {false, {16, 12, 0}}, {false, {8, 24, 0}},
-        {false, {12, 16, 0}}, {true, {4, 12, 0}},  {true, {4, 24, 0}},  {true, {8, 6, 0}},   {true, {8, 12, 0}},
-        {true, {8, 12, 2}},   {true, {8, 12, 4}},  {true, {8, 13, 0}},  {true, {12, 8, 0}},  {true, {16, 6, 0}},
-        {true, {16, 6, 2}},   {true, {16, 6, 4}},  {true, {14, 7, 0}},  {true, {16, 3, 0}},
+    static const launch_shape tries[] = {
+        {1024, 4, 4},  {1024, 6, 2},  {1024, 8, 2},  {1024, 8, 3},  {1024, 12, 2}, {1024, 12, 3}, {1024, 16, 2}, {1024, 16, 3},
+        {1024, 16, 6}, {1024, 20, 3}, {1024, 24, 2}, {1024, 24, 3}, {1024, 24, 6}, {1024, 28, 2}, {1024, 28, 3}, {1024, 28, 4},
+        {1024, 28, 6}, {2048, 4, 2},  {2048, 5, 2},  {2048, 8, 3},  {2048, 8, 6},  {2048, 12, 3}, {2048, 12, 6}, {2048, 16, 2},
+        {2048, 16, 3}, {2048, 16, 4}, {2048, 16, 6}, {2048, 20, 2}, {2048, 20, 3}, {2048, 20, 4}, {2048, 20, 5},
     };
-    printf("shapes: warps x slots a warp + tiles prefetched; GB/s a CTA (sources in HBM unless L2)\n%-18s %9s %8s %8s %8s %8s %8s\n",
-           "", "shared KiB", "1 CTA, 8", "L2, 8", "1 CTA, 2", "32, 8", "32, 2");
+    const uint32_t all = (uint32_t)b->g->n_sms;
+    printf("shapes: slot bytes x warps x slots; GB/s a CTA (sources in HBM unless L2; all: one CTA an SM)\n%-16s %10s %9s %8s %8s %8s %8s "
+           "%8s %8s\n", "", "shared KiB", "1 CTA, 8", "L2, 8", "1 CTA, 2", "32, 8", "32, 2", "all, 8", "all, 2");
     for (size_t i = 0; i < sizeof tries / sizeof *tries && b->code == CLI_OK; i++) {
-        launch_shapes s = launch_default_shapes;
+        launch_shapes s = {tries[i], tries[i]};
         char name[32];
-        s.pick = tries[i].fat ? LAUNCH_FAT : LAUNCH_THIN;
-        *(tries[i].fat ? &s.fat : &s.thin) = tries[i].shape;
-        snprintf(name, sizeof name, "%s %ux%u+%u", tries[i].fat ? "2K" : "1K", tries[i].shape.warps, tries[i].shape.slots,
-                 tries[i].shape.ahead);
-        printf("%-18s %9.1f %9.1f %8.1f %8.1f %8.1f %8.1f\n", name,
-               launch_shared_bytes(&tries[i].shape, tries[i].fat ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT) / 1024.0,
+        snprintf(name, sizeof name, "%ux%ux%u", tries[i].slot, tries[i].warps, tries[i].slots);
+        printf("%-16s %10.1f %9.1f %8.1f %8.1f %8.1f %8.1f %8.1f %8.1f\n", name, launch_shared_bytes(&tries[i]) / 1024.0,
                sum_rate(b, 8, 1, false, &s, FAB_BETA_ZERO), sum_rate(b, 8, 1, true, &s, FAB_BETA_ZERO),
                sum_rate(b, 2, 1, false, &s, FAB_BETA_ZERO), sum_rate(b, 8, 32, false, &s, FAB_BETA_ZERO) / 32,
-               sum_rate(b, 2, 32, false, &s, FAB_BETA_ZERO) / 32);
+               sum_rate(b, 2, 32, false, &s, FAB_BETA_ZERO) / 32, sum_rate(b, 8, all, false, &s, FAB_BETA_ZERO) / all,
+               sum_rate(b, 2, all, false, &s, FAB_BETA_ZERO) / all);
     }
     cuda_kernels_shapes(b->g->kernels, &launch_default_shapes);
 }

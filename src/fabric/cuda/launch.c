@@ -9,20 +9,21 @@ enum {
     SHARED_LIMIT = 227 << 10, /* of a CTA, compute capability 9.0 and 10.0 */
     MAX_PITCH = INT32_MAX,    /* of a 2-D copy */
     NARROW_ROW = 4 << 10,     /* narrower rows are slow on a copy engine */
+    SHORT_ROW = 64,           /* elements of a sum */
     MERGE_FROM = 3,           /* fewer neighbours stay descriptors of their own */
     ENGINE_FILLS = 2          /* more fills than these are one kernel */
 };
 
-/* Where a copy within the GPU goes. us and bytes a us (MB/s); measured on an H200 with driver 580, 2026-11-29: one copy
- * of 512 MiB at 2112 GB/s, 30 copies of a batch in 170 to 300 us whatever their size up to 128 MiB, 16 CTAs of a copy
- * kernel 32 MiB in 52 us, 4 CTAs in 182 us. */
+/* Where a copy within the GPU goes. us and bytes a us (MB/s), measured on an H200 with driver 580, 2026-11-30: copy engine
+ * 32 MiB in 18.8 us and in 64 parts in 228 us (the host needs as long for them); kernel the same parts with 4, 16 and 64
+ * CTAs in 179, 48 and 22 us; 5 us of it are the launch. */
 static const struct {
     double engine_descriptor, engine_rate, kernel_launch, kernel_cta_rate, kernel_rate;
-} cost = {.engine_descriptor = 9, .engine_rate = 2.1e6, .kernel_launch = 5, .kernel_cta_rate = 46e3, .kernel_rate = 2e6};
+} cost = {.engine_descriptor = 3.4, .engine_rate = 1.8e6, .kernel_launch = 5, .kernel_cta_rate = 48e3, .kernel_rate = 1.8e6};
 
 const launch_shapes launch_default_shapes = {
-    .thin = {.warps = 8, .slots = 2, .ahead = 0},
-    .fat = {.warps = 16, .slots = 3, .ahead = 0},
+    .thin = {.slot = KERNEL_THIN_SLOT, .warps = 8, .slots = 2},
+    .fat = {.slot = KERNEL_FAT_SLOT, .warps = 20, .slots = 4},
 };
 
 struct cuda_kernels {
@@ -91,9 +92,14 @@ void cuda_kernels_shapes(cuda_kernels *k, const launch_shapes *shapes)
     k->shapes = *shapes;
 }
 
-uint32_t launch_shared_bytes(const launch_shape *shape, uint32_t slot_bytes)
+uint32_t launch_shared_bytes(const launch_shape *shape)
 {
-    return shape->warps * shape->slots * (slot_bytes + KERNEL_BARRIER_BYTES);
+    return shape->warps * shape->slots * (shape->slot + LAUNCH_SLOT_EXTRA);
+}
+
+uint32_t launch_max_warps(uint32_t slot, int add)
+{
+    return add ? KERNEL_ADD_WARPS : slot == KERNEL_FAT_SLOT ? KERNEL_FAT_WARPS : KERNEL_THIN_WARPS;
 }
 
 static int launch(cuda_kernels *k, uint32_t id, uint64_t ctas, uint32_t warps, uint32_t shared, cu_stream stream,
@@ -142,47 +148,49 @@ static int sum_dtype(const fab_reduce *reduce, int *dtype)
     return TIDE_OK;
 }
 
-static bool bulk_segment(const fab_reduce *reduce, const fab_segment *s, const void *const *args)
+/* A ring kernel; the plain one where rows are so short that most of a slot would stay empty, or sources too many. */
+static void choose_shape(cuda_kernels *k, const fab_reduce *reduce, sum *s)
 {
-    uint64_t all = resolve(&s->dst, args) | (s->rows > 1 ? s->dst_pitch : 0);
-    for (uint32_t j = s->first_source; j < s->first_source + s->n_sources; j++)
-        all |= resolve(&reduce->sources[j].at, args) | (s->rows > 1 ? reduce->sources[j].row_pitch : 0);
-    return all % 16 == 0;
-}
-
-/* Ring kernel or plain one, by what most elements allow; the ring kernel does both. */
-static void choose_shape(cuda_kernels *k, const fab_reduce *reduce, const void *const *args, sum *s)
-{
-    uint64_t bulk = 0, all = 0;
-    bool fat = k->shapes.pick == LAUNCH_BY_CTAS ? s->ctas <= LAUNCH_FAT_CTAS || s->ctas >= LAUNCH_WIDE_CTAS
-                                                : k->shapes.pick == LAUNCH_FAT;
-    const launch_shape *shape = fat ? &k->shapes.fat : &k->shapes.thin;
-    uint32_t slot = fat ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT, kind;
+    uint64_t elems = 0, rows = 0;
+    uint32_t most = 0, kind = KERNEL_REDUCE_PLAIN_F32;
+    bool add = k->reduce.beta == FAB_BETA_ONE;
+    launch_shape shape = s->ctas <= LAUNCH_FAT_CTAS || s->ctas >= LAUNCH_WIDE_CTAS ? k->shapes.fat : k->shapes.thin;
 
     for (uint32_t i = 0; i < reduce->n_segments; i++) {
         const fab_segment *g = &reduce->segments[i];
-        uint64_t elems = g->rows * g->elems;
-        all += elems;
-        bulk += bulk_segment(reduce, g, args) ? elems : 0;
+        elems += g->rows * g->elems;
+        rows += g->rows;
+        most = g->n_sources > most ? g->n_sources : most;
     }
-    if (bulk * 2 > all) {
-        kind = k->reduce.beta == FAB_BETA_ONE ? (fat ? KERNEL_REDUCE_FAT_ADD_F32 : KERNEL_REDUCE_THIN_ADD_F32)
-                                              : (fat ? KERNEL_REDUCE_FAT_F32 : KERNEL_REDUCE_THIN_F32);
-        s->warps = shape->warps;
-        s->shared = launch_shared_bytes(shape, slot);
-        k->reduce.slots = shape->slots;
-        k->reduce.ahead = shape->ahead;
-        k->reduce.tile_elems = slot / item_bytes(s->dtype);
-    } else {
-        kind = KERNEL_REDUCE_PLAIN_F32;
-        s->warps = KERNEL_PLAIN_WARPS;
-        s->shared = 0;
-        k->reduce.slots = k->reduce.ahead = 0;
-        k->reduce.tile_elems = KERNEL_PLAIN_TILE;
+    s->warps = KERNEL_PLAIN_WARPS;
+    s->shared = k->reduce.slots = 0;
+    k->reduce.tile_elems = KERNEL_PLAIN_TILE;
+    if (elems >= rows * SHORT_ROW && most <= KERNEL_RING_SOURCES) {
+        bool fat = shape.slot == KERNEL_FAT_SLOT;
+        kind = add ? (fat ? KERNEL_REDUCE_FAT_ADD_F32 : KERNEL_REDUCE_THIN_ADD_F32)
+                   : (fat ? KERNEL_REDUCE_FAT_F32 : KERNEL_REDUCE_THIN_F32);
+        if (shape.warps > launch_max_warps(shape.slot, add))
+            shape.warps = launch_max_warps(shape.slot, add);
+        s->warps = shape.warps;
+        s->shared = launch_shared_bytes(&shape);
+        k->reduce.slots = shape.slots;
+        k->reduce.tile_elems = shape.slot / item_bytes(s->dtype);
     }
     s->kernel = kind + (uint32_t)s->dtype; /* each kind is three kernels, in the order of the dtypes */
 }
 _Static_assert(TIDE_F32 == 0 && TIDE_BF16 == 1 && TIDE_F16 == 2, "the order of the kernels of a kind");
+
+/* The first row's address may be anywhere in its pitch: pitches count where there are more rows. */
+static int check_alignment(const fab_reduce *reduce, const fab_segment *g, const void *const *args, uint32_t item)
+{
+    uint64_t dst = resolve(&g->dst, args) | (g->rows > 1 ? g->dst_pitch : 0), src = 0;
+    for (uint32_t j = g->first_source; j < g->first_source + g->n_sources; j++)
+        src |= resolve(&reduce->sources[j].at, args) | (g->rows > 1 ? reduce->sources[j].row_pitch : 0);
+    if (dst % sizeof(float) == 0 && src % item == 0)
+        return TIDE_OK;
+    return tide_fail(TIDE_ERR_UNSUPPORTED, "reduce: addresses or pitches that are no multiples of their items (4 and %u bytes)",
+                     item);
+}
 
 /* Launches what was packed, with these posts, and empties the struct. */
 static int flush_sum(cuda_kernels *k, sum *s, const cu_ptr *posts, uint32_t n_posts)
@@ -206,9 +214,12 @@ static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_seg
     kernel_reduce *p = &k->reduce;
     uint64_t row_tiles = tide_ceil_div(g->elems, p->tile_elems), tiles;
     kernel_segment *to;
+    int status;
 
     if (g->elems == 0 || g->rows == 0)
         return TIDE_OK;
+    if ((status = check_alignment(reduce, g, args, item_bytes(s->dtype))) != TIDE_OK)
+        return status;
     if (g->n_sources > KERNEL_SOURCES)
         return tide_fail(TIDE_ERR_UNSUPPORTED, "reduce: a sum of %u sources, expected at most %d", g->n_sources,
                          KERNEL_SOURCES);
@@ -217,8 +228,7 @@ static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_seg
                          g->rows, (unsigned long long)g->elems, p->tile_elems);
     if (p->n_segments == KERNEL_SEGMENTS || s->used_sources + g->n_sources > KERNEL_SOURCES ||
         p->n_tiles + tiles > INT32_MAX) {
-        int status = flush_sum(k, s, NULL, 0);
-        if (status != TIDE_OK)
+        if ((status = flush_sum(k, s, NULL, 0)) != TIDE_OK)
             return status;
     }
     to = &p->segments[p->n_segments++];
@@ -229,8 +239,7 @@ static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_seg
                            .first_source = s->used_sources,
                            .n_sources = g->n_sources,
                            .tile = p->n_tiles,
-                           .row_tiles = (uint32_t)row_tiles,
-                           .bulk = bulk_segment(reduce, g, args)};
+                           .row_tiles = (uint32_t)row_tiles};
     for (uint32_t j = 0; j < g->n_sources; j++) {
         const fab_source *from = &reduce->sources[g->first_source + j];
         p->sources[s->used_sources++] = (kernel_source){resolve(&from->at, args), from->row_pitch};
@@ -256,7 +265,7 @@ int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *redu
     if (p->beta == FAB_BETA_CALL)
         p->beta = accumulate ? FAB_BETA_ONE : FAB_BETA_ZERO;
     p->alpha = p->beta == FAB_NOT_FINAL ? 1.0f : alpha;
-    choose_shape(k, reduce, args, &s);
+    choose_shape(k, reduce, &s);
     for (uint32_t i = 0; status == TIDE_OK && i < reduce->n_segments; i++)
         status = pack_segment(k, reduce, &reduce->segments[i], args, &s);
     do { /* the posts of the last launch, and of further ones where they are too many */

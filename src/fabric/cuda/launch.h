@@ -23,24 +23,24 @@ int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *redu
                        int accumulate, float alpha, uint32_t ctas, cu_ptr done, const cu_ptr *posts, uint32_t n_posts,
                        uint64_t post_value);
 
-/* A CTA of a ring kernel: its warps, the slots of each, and how many tiles later a tile is prefetched into the L2 cache
- * (0: not). */
+/* A CTA of a ring kernel: its slots' bytes (KERNEL_THIN_SLOT or KERNEL_FAT_SLOT), its warps, the slots of each. */
 typedef struct launch_shape {
-    uint32_t warps, slots, ahead;
+    uint32_t slot, warps, slots;
 } launch_shape;
 
 /* Up to LAUNCH_FAT_CTAS CTAs are fat: they are meant for SMs that others leave free, and need few of them. More are thin,
  * to fit beside the CTAs of other kernels; LAUNCH_WIDE_CTAS and more, which fill the GPU anyway, are fat again. */
 enum { LAUNCH_FAT_CTAS = 4, LAUNCH_WIDE_CTAS = 100 };
-enum launch_pick { LAUNCH_BY_CTAS, LAUNCH_THIN, LAUNCH_FAT };
 typedef struct launch_shapes {
     launch_shape thin, fat;
-    int pick;
 } launch_shapes;
 extern const launch_shapes launch_default_shapes;
 
 /* For measurements and tests: other shapes from the next launch on. */
 void cuda_kernels_shapes(cuda_kernels *k, const launch_shapes *shapes);
-uint32_t launch_shared_bytes(const launch_shape *shape, uint32_t slot_bytes);
+enum { LAUNCH_SLOT_EXTRA = KERNEL_SLOT_MARGIN + KERNEL_INFO_BYTES + KERNEL_BARRIER_BYTES }; /* bytes beside a slot's tile */
+uint32_t launch_shared_bytes(const launch_shape *shape);
+/* Warps that the kernel of a shape can have; add: with the results so far (beta one). */
+uint32_t launch_max_warps(uint32_t slot, int add);
 
 #endif

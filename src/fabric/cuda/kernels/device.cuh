@@ -75,9 +75,36 @@ __device__ static inline void bulk_stores_done()
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-__device__ static inline void bulk_prefetch(uint64_t global, uint32_t bytes)
+/* ---- global memory, by an address that the compiler takes for nothing else --------------------- */
+
+__device__ static inline float global_load(uint64_t at)
 {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+    float v;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory");
+    return v;
+}
+
+__device__ static inline float4 global_load_four(uint64_t at)
+{
+    float4 v;
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at) : "memory");
+    return v;
+}
+
+__device__ static inline void global_store(uint64_t at, float v)
+{
+    asm volatile("st.global.f32 [%0], %1;" ::"l"(at), "f"(v) : "memory");
+}
+
+__device__ static inline void global_store_four(uint64_t at, float4 v)
+{
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+/* What the thread has seen and done becomes visible to every processor before the value does. */
+__device__ static inline void post_word(uint64_t at, uint64_t value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
 /* ---- formats --------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include "fabric/cuda/kernels/multimem.cuh"
 #include "fabric/cuda/kernels/reduce.cuh"
 
-enum { PLAIN_THREADS = 32 * KERNEL_PLAIN_WARPS, RING_THREADS = 32 * KERNEL_MAX_WARPS };
+enum { PLAIN_THREADS = 32 * KERNEL_PLAIN_WARPS };
 
 #define ENTRY(threads, name, type, call)                                                                  \
     extern "C" __global__ void __launch_bounds__(threads) tide_##name(const __grid_constant__ type p) \
@@ -15,10 +15,10 @@ enum { PLAIN_THREADS = 32 * KERNEL_PLAIN_WARPS, RING_THREADS = 32 * KERNEL_MAX_W
 
 #define REDUCES(suffix, dtype)                                                                            \
     ENTRY(PLAIN_THREADS, reduce_plain_##suffix, kernel_reduce, reduce_plain<dtype>)                       \
-    ENTRY(RING_THREADS, reduce_thin_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_THIN_SLOT, false>))    \
-    ENTRY(RING_THREADS, reduce_thin_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_THIN_SLOT, true>)) \
-    ENTRY(RING_THREADS, reduce_fat_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_FAT_SLOT, false>))      \
-    ENTRY(RING_THREADS, reduce_fat_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_FAT_SLOT, true>))
+    ENTRY(32 * KERNEL_THIN_WARPS, reduce_thin_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_THIN_SLOT, false>))    \
+    ENTRY(32 * KERNEL_ADD_WARPS, reduce_thin_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_THIN_SLOT, true>)) \
+    ENTRY(32 * KERNEL_FAT_WARPS, reduce_fat_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_FAT_SLOT, false>))      \
+    ENTRY(32 * KERNEL_ADD_WARPS, reduce_fat_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_FAT_SLOT, true>))
 
 REDUCES(f32, TIDE_F32)
 REDUCES(bf16, TIDE_BF16)

@@ -21,11 +21,10 @@ enum {
     KERNEL_RUNS = 256
 };
 
-/* A block of rows x elems fp32 results; pitches in bytes. bulk: 1 when dst, every source and all pitches are multiples
- * of 16, so that whole 16-byte granules of a tile may go through shared memory. */
+/* A block of rows x elems fp32 results; pitches in bytes. Addresses and pitches are multiples of their items. */
 typedef struct kernel_segment {
     uint64_t dst, dst_pitch, elems;
-    uint32_t rows, first_source, n_sources, tile, row_tiles, bulk;
+    uint32_t rows, first_source, n_sources, tile, row_tiles;
 } kernel_segment;
 typedef struct kernel_source {
     uint64_t at, row_pitch;
@@ -40,8 +39,7 @@ typedef struct kernel_reduce {
     int32_t beta;
     float alpha;
     uint32_t tile_elems;
-    uint32_t slots; /* of the ring, a warp; a slot holds one tile of one source */
-    uint32_t ahead; /* tiles that are prefetched into the L2 cache beyond the ring */
+    uint32_t slots, unused; /* slots: of the ring, a warp; a slot holds one tile of one source */
     uint64_t posts[KERNEL_MAX_POSTS];
     kernel_segment segments[KERNEL_SEGMENTS];
     kernel_source sources[KERNEL_SOURCES];
@@ -97,14 +95,19 @@ enum kernel_id {
 enum {
     KERNEL_THIN_SLOT = 1024,
     KERNEL_FAT_SLOT = 2048,
-    KERNEL_MAX_WARPS = 16,   /* of a ring kernel */
+    KERNEL_THIN_WARPS = 28,  /* at most, of the ring kernels: what their registers allow */
+    KERNEL_FAT_WARPS = 20,
+    KERNEL_ADD_WARPS = 16,   /* of those with beta one */
+    KERNEL_RING_SOURCES = 32, /* at most, of a sum in a ring */
     KERNEL_PLAIN_WARPS = 16, /* of every other */
     KERNEL_PLAIN_TILE = 1024, /* elements of a sum, items of a cast, 16-byte units of a copy */
     KERNEL_COPY_SLOT = 4096, /* tile_items of a bulk copy */
     KERNEL_COPY_SLOTS = 8,   /* a warp */
     KERNEL_COPY_WARPS = 6,
     KERNEL_BULK_ROW = 256,    /* narrower rows are copied plainly */
-    KERNEL_BARRIER_BYTES = 8 /* beside a slot's data */
+    KERNEL_SLOT_MARGIN = 16, /* beside a slot's tile: the granule that it reaches into */
+    KERNEL_INFO_BYTES = 32,  /* a slot of a sum: what it holds */
+    KERNEL_BARRIER_BYTES = 8 /* a slot of a sum or of a copy */
 };
 
 /* image.c: the fatbin with all of them, or an empty PTX text (n_bytes 0) when this library was built without nvcc. */

@@ -6,8 +6,9 @@
  * its accumulators, and at once has the slot filled with what comes `slots` places later in its own order of tiles and
  * sources. No warp waits for another: the CTA meets only at its end.
  *
- * What cannot go through the ring (addresses off 16 bytes, the last elements of a row) is loaded from global memory, by
- * the code that is the whole of the plain kernel. The order of additions of an element is that of its sources everywhere.
+ * Tiles begin where dst is a multiple of 16, after up to 3 elements of a row. Sources need no alignment but their item's:
+ * a bulk copy takes the 16-byte granules around its tile, and the elements are shifted into place on their way from
+ * shared memory. The order of additions of an element is that of its sources everywhere.
  */
 #ifndef TIDE_CUDA_REDUCE_CUH
 #define TIDE_CUDA_REDUCE_CUH
@@ -37,7 +38,7 @@ __device__ static void post(const kernel_reduce &p)
         return;
     __threadfence_system();
     for (uint32_t i = threadIdx.x; i < p.n_posts; i += blockDim.x)
-        asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p.posts[i]), "l"(p.post_value) : "memory");
+        post_word(p.posts[i], p.post_value);
 }
 
 __device__ static inline float finish(const kernel_reduce &p, float old, float sum)
@@ -45,32 +46,14 @@ __device__ static inline float finish(const kernel_reduce &p, float old, float s
     return p.beta == BETA_NOT_FINAL ? sum : __fadd_rn(old, __fmul_rn(p.alpha, sum));
 }
 
-/* ---- where a tile is ------------------------------------------------------------------------- */
-
-typedef struct place {
-    uint32_t segment, row, elems; /* elems: of this tile */
-    uint64_t column;
-} place;
-
-/* Tiles are asked for in ascending order: the search goes on from w->segment. */
-__device__ static inline void find(const kernel_reduce &p, uint32_t tile, uint32_t tile_elems, place *w)
-{
-    while (w->segment + 1 < p.n_segments && tile >= p.segments[w->segment + 1].tile)
-        w->segment++;
-    const kernel_segment &s = p.segments[w->segment];
-    uint32_t in_row = tile - s.tile;
-    w->row = 0;
-    if (s.rows > 1) {
-        w->row = in_row / s.row_tiles;
-        in_row -= w->row * s.row_tiles;
-    }
-    w->column = (uint64_t)in_row * tile_elems;
-    w->elems = (uint32_t)min((uint64_t)tile_elems, s.elems - w->column);
-}
-
 /* ---- element by element ---------------------------------------------------------------------- */
 
-/* A lane's elements: first, first + 32, ... of the tile. */
+typedef struct place {
+    uint32_t segment, row, elems;
+    uint64_t column; /* first element */
+} place;
+
+/* A lane's elements: first, first + 32, ... of the place's. */
 template <int DTYPE>
 __device__ static void sum_elements(const kernel_reduce &p, const place &w, uint32_t first)
 {
@@ -104,151 +87,251 @@ template <int DTYPE> __device__ static void reduce_plain(const kernel_reduce &p)
     place w = {0, 0, 0, 0};
     uint32_t warps = blockDim.x >> 5;
     for (uint32_t tile = blockIdx.x * warps + (threadIdx.x >> 5); tile < p.n_tiles; tile += gridDim.x * warps) {
-        find(p, tile, p.tile_elems, &w);
+        while (w.segment + 1 < p.n_segments && tile >= p.segments[w.segment + 1].tile)
+            w.segment++;
+        const kernel_segment &s = p.segments[w.segment];
+        uint32_t in_row = tile - s.tile;
+        w.row = in_row / s.row_tiles;
+        w.column = (uint64_t)(in_row - w.row * s.row_tiles) * p.tile_elems;
+        w.elems = (uint32_t)min((uint64_t)p.tile_elems, s.elems - w.column);
         sum_elements<DTYPE>(p, w, threadIdx.x & 31);
     }
     post(p);
 }
 
-/* ---- the ring -------------------------------------------------------------------------------- */
+/* ---- the ring: what is loaded ---------------------------------------------------------------- */
 
-/* What of a tile goes through the ring. */
-template <int DTYPE> __device__ static inline uint32_t bulk_elems(const kernel_reduce &p, const place &w)
-{
-    return p.segments[w.segment].bulk ? w.elems & ~(16u / format<DTYPE>::bytes - 1) : 0;
-}
+/* Beside a slot: what the one who adds has to know. All but `shift` are of the tile, and there with its first source. */
+struct alignas(16) slot_info {
+    uint64_t dst;
+    uint32_t elems, n_sources; /* of the tile */
+    uint32_t segment, row;
+    uint16_t head;    /* elements of the row before its first tile; 0 with the others */
+    uint16_t shifted; /* some source's shift is not 0 */
+    uint32_t shift;   /* bytes in the slot before the source's first element */
+};
+static_assert(sizeof(slot_info) == KERNEL_INFO_BYTES && KERNEL_SLOT_MARGIN == 16, "as launch.c counts");
 
-/* The warp's order of loads: source by source of tile by tile. Lane i holds the address of source i of the tile (of its
- * i-th among 32, where there are more), so that a load costs its lane two instructions. */
+/* The warp's order of loads: source by source of tile by tile. Rows are looked up once, what follows in a row is a step
+ * away. Lane i holds the address of source i. */
 template <int DTYPE, int SLOT> struct loads {
     static constexpr uint32_t TILE = SLOT / format<DTYPE>::bytes;
-    place w;
-    uint32_t tile, source, n_sources, bytes;
-    uint64_t address;
+    uint32_t tile, end;               /* end: of the row's tiles */
+    uint32_t segment, row, n_sources, source, head, shifted, elems;
+    uint64_t dst, address;            /* of the tile */
+    int64_t left;                     /* elements of the row from the tile on; not more than 0 where the head was all */
 
-    __device__ void look_up(const kernel_reduce &p, uint32_t lane)
+    __device__ void enter_row(const kernel_reduce &p, uint32_t lane)
     {
-        if (source + lane < n_sources) {
-            const kernel_source &from = p.sources[p.segments[w.segment].first_source + source + lane];
-            address = from.at + w.row * from.row_pitch + w.column * format<DTYPE>::bytes;
+        while (segment + 1 < p.n_segments && tile >= p.segments[segment + 1].tile)
+            segment++;
+        const kernel_segment &s = p.segments[segment];
+        row = s.rows > 1 ? (tile - s.tile) / s.row_tiles : 0;
+        uint32_t first = s.tile + row * s.row_tiles;
+        uint64_t before = (uint64_t)(tile - first) * TILE;
+        end = first + s.row_tiles;
+        n_sources = s.n_sources;
+        dst = s.dst + row * s.dst_pitch;
+        head = (uint32_t)((0 - dst) % 16 / sizeof(float));
+        before += head;
+        left = (int64_t)(s.elems - before);
+        dst += before * sizeof(float);
+        address = 0;
+        if (lane < n_sources) {
+            const kernel_source &from = p.sources[s.first_source + lane];
+            address = from.at + row * from.row_pitch + before * format<DTYPE>::bytes;
         }
+        head = tile == first ? (uint32_t)min((uint64_t)head, s.elems) : 0;
+        shifted = __any_sync(~0u, address % 16 != 0);
     }
 
-    /* The tile that comes `ahead` later, where it lies in the same row: into the L2 cache, so that its loads answer
-     * sooner and the ring, which bounds what is in flight, turns faster. */
-    __device__ void prefetch(const kernel_reduce &p, uint32_t step, uint32_t lane)
+    __device__ void settle(const kernel_reduce &p, uint32_t lane)
     {
-        uint64_t distance = (uint64_t)p.ahead * step * TILE;
-        if (p.ahead && lane < n_sources && w.column + distance + TILE <= p.segments[w.segment].elems)
-            bulk_prefetch(address + distance * format<DTYPE>::bytes, SLOT);
+        source = 0;
+        if (tile >= p.n_tiles)
+            return;
+        if (tile >= end)
+            enter_row(p, lane);
+        elems = (uint32_t)max(min(left, (int64_t)TILE), (int64_t)0);
     }
 
-    /* On to the next tile that loads anything, from `tile` on. */
-    __device__ void settle(const kernel_reduce &p, uint32_t step, uint32_t lane)
+    __device__ void start(const kernel_reduce &p, uint32_t at, uint32_t lane)
     {
-        for (; tile < p.n_tiles; tile += step) {
-            find(p, tile, TILE, &w);
-            bytes = bulk_elems<DTYPE>(p, w) * format<DTYPE>::bytes;
-            n_sources = p.segments[w.segment].n_sources;
-            source = 0;
-            if (bytes && n_sources) {
-                look_up(p, lane);
-                prefetch(p, step, lane);
-                return;
-            }
-        }
+        segment = 0;
+        end = 0;
+        tile = at;
+        settle(p, lane);
     }
 
-    __device__ void next(const kernel_reduce &p, uint32_t slot, uint32_t barrier, uint32_t step, uint32_t lane)
+    __device__ void next(const kernel_reduce &p, uint32_t slot, uint32_t barrier, slot_info *info, uint32_t step, uint32_t lane)
     {
         if (tile >= p.n_tiles)
             return;
-        if (lane == (source & 31)) {
+        if (lane == source) {
+            uint32_t shift = (uint32_t)address & 15;
+            uint32_t bytes = n_sources && elems ? (shift + elems * format<DTYPE>::bytes + 15) & ~15u : 0;
+            if (source == 0) {
+                info->dst = dst;
+                info->elems = elems;
+                info->n_sources = n_sources;
+                info->segment = segment;
+                info->row = row;
+                info->head = head;
+                info->shifted = shifted;
+            }
+            info->shift = shift;
             barrier_expect(barrier, bytes);
-            bulk_load(slot, address, bytes, barrier);
+            if (bytes)
+                bulk_load(slot, address - shift, bytes, barrier);
         }
-        if (++source == n_sources) {
+        if (++source >= n_sources) {
+            uint64_t on = (uint64_t)step * TILE;
             tile += step;
-            settle(p, step, lane);
-        } else if ((source & 31) == 0) {
-            look_up(p, lane);
+            dst += on * sizeof(float);
+            address += on * format<DTYPE>::bytes;
+            left -= on;
+            head = 0;
+            settle(p, lane);
         }
     }
 };
 
+/* ---- the ring: what is added ----------------------------------------------------------------- */
+
+/* Four neighbours that begin `shift` bytes off a multiple of 16 (bf16 and fp16: of 8). */
+template <int DTYPE> __device__ static inline typename four<DTYPE>::type load_shifted(const unsigned char *at, uint32_t shift)
+{
+    if constexpr (DTYPE == TIDE_F32) {
+        const float *w = (const float *)(at + shift);
+        return make_float4(w[0], w[1], w[2], w[3]);
+    } else {
+        const uint32_t *w = (const uint32_t *)(at + (shift & ~3u));
+        uint32_t bits = (shift & 2) * 8, a = w[0], b = w[1], c = w[2];
+        return make_uint2(__funnelshift_r(a, b, bits), __funnelshift_r(b, c, bits));
+    }
+}
+
+/* Four neighbours of dst, of which the tile has n (4 and more: all). */
+__device__ static inline float4 load_results(uint64_t dst, int n)
+{
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (n >= 4)
+        return global_load_four(dst);
+    if (n > 0)
+        v.x = global_load(dst);
+    if (n > 1)
+        v.y = global_load(dst + 4);
+    if (n > 2)
+        v.z = global_load(dst + 8);
+    return v;
+}
+
+__device__ static inline void store_results(uint64_t dst, float4 v, int n)
+{
+    if (n >= 4) {
+        global_store_four(dst, v);
+        return;
+    }
+    if (n > 0)
+        global_store(dst, v.x);
+    if (n > 1)
+        global_store(dst + 4, v.y);
+    if (n > 2)
+        global_store(dst + 8, v.z);
+}
+
 /* ADD: beta is one, results so far are fetched while the sources arrive. */
 template <int DTYPE, int SLOT, bool ADD> __device__ static void reduce_ring(const kernel_reduce &p)
 {
-    constexpr uint32_t TILE = SLOT / format<DTYPE>::bytes;
-    constexpr int FOURS = TILE / 128; /* of a lane: elements 128 i + 4 lane .. + 3 */
+    constexpr uint32_t STRIDE = SLOT + KERNEL_SLOT_MARGIN;
+    constexpr int FOURS = SLOT / format<DTYPE>::bytes / 128; /* of a lane: elements 128 i + 4 lane .. + 3 */
     typedef typename four<DTYPE>::type packed;
     extern __shared__ __align__(128) unsigned char shared[];
 
-    uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, slots = p.slots;
     uint32_t first = blockIdx.x * warps + warp, step = gridDim.x * warps;
-    const unsigned char *ring = shared + warp * p.slots * SLOT;
+    const unsigned char *ring = shared + warp * slots * STRIDE;
+    slot_info *infos = (slot_info *)(shared + warps * slots * STRIDE) + warp * slots;
     uint32_t ring_at = shared_address(ring);
-    uint32_t barriers = shared_address(shared) + warps * p.slots * SLOT + warp * p.slots * KERNEL_BARRIER_BYTES;
+    uint32_t barriers = shared_address(shared) + warps * slots * (STRIDE + KERNEL_INFO_BYTES) + warp * slots * KERNEL_BARRIER_BYTES;
     uint32_t slot = 0, parity = 0;
     loads<DTYPE, SLOT> to_load;
-    place w = {0, 0, 0, 0};
 
-    for (uint32_t i = lane; i < p.slots; i += 32)
+    for (uint32_t i = lane; i < slots; i += 32)
         barrier_init(barriers + i * KERNEL_BARRIER_BYTES);
     barriers_ready();
     __syncwarp();
-    to_load.w = w;
-    to_load.tile = first;
-    to_load.settle(p, step, lane);
-    for (uint32_t i = 0; i < p.slots; i++)
-        to_load.next(p, ring_at + i * SLOT, barriers + i * KERNEL_BARRIER_BYTES, step, lane);
+    to_load.start(p, first, lane);
+    for (uint32_t i = 0; i < slots; i++)
+        to_load.next(p, ring_at + i * STRIDE, barriers + i * KERNEL_BARRIER_BYTES, &infos[i], step, lane);
+    __syncwarp();
 
     for (uint32_t tile = first; tile < p.n_tiles; tile += step) {
-        find(p, tile, TILE, &w);
-        const kernel_segment &s = p.segments[w.segment];
-        uint32_t n_sources = s.n_sources, fast = bulk_elems<DTYPE>(p, w);
-        float4 *dst = (float4 *)((float *)(s.dst + w.row * s.dst_pitch) + w.column) + lane;
+        const slot_info info = infos[slot];
+        uint64_t dst = info.dst + lane * sizeof(float4);
         float4 acc[FOURS], old[FOURS];
+        int mine = (int)info.elems - 4 * (int)lane; /* elements from this lane's first on */
+        float start = info.n_sources ? -0.0f : 0.0f;
 
-        if (fast) {
-            float start = n_sources ? -0.0f : 0.0f;
+        if (info.head) {
+            place w = {info.segment, info.row, info.head, 0};
+            sum_elements<DTYPE>(p, w, lane);
+        }
 #pragma unroll
-            for (int i = 0; i < FOURS; i++) {
-                acc[i] = make_float4(start, start, start, start);
-                old[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (ADD && i * 128 + lane * 4 < fast)
-                    old[i] = dst[i * 32];
-            }
-            for (uint32_t k = 0; k < n_sources; k++) {
-                const packed *from = (const packed *)(ring + slot * SLOT) + lane;
-                packed v[FOURS];
-                barrier_wait(barriers + slot * KERNEL_BARRIER_BYTES, parity);
+        for (int i = 0; i < FOURS; i++) {
+            acc[i] = make_float4(start, start, start, start);
+            old[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (ADD)
+                old[i] = load_results(dst + i * 512, mine - i * 128);
+        }
+        uint32_t k = 0;
+        do {
+            const unsigned char *from = ring + slot * STRIDE + lane * sizeof(packed);
+            packed v[FOURS];
+            barrier_wait(barriers + slot * KERNEL_BARRIER_BYTES, parity);
+            if (info.shifted) {
+                uint32_t shift = infos[slot].shift;
 #pragma unroll
                 for (int i = 0; i < FOURS; i++)
-                    v[i] = from[i * 32];
+                    v[i] = load_shifted<DTYPE>(from + i * 32 * sizeof(packed), shift);
+            } else {
 #pragma unroll
-                for (int i = 0; i < FOURS; i++) { /* past `fast` these are left-overs, not stored */
-                    float4 x = four<DTYPE>::widen(v[i]);
-                    acc[i].x = __fadd_rn(acc[i].x, x.x);
-                    acc[i].y = __fadd_rn(acc[i].y, x.y);
-                    acc[i].z = __fadd_rn(acc[i].z, x.z);
-                    acc[i].w = __fadd_rn(acc[i].w, x.w);
-                }
-                __syncwarp();
-                to_load.next(p, ring_at + slot * SLOT, barriers + slot * KERNEL_BARRIER_BYTES, step, lane);
-                if (++slot == p.slots) {
-                    slot = 0;
-                    parity ^= 1;
-                }
+                for (int i = 0; i < FOURS; i++)
+                    v[i] = *(const packed *)(from + i * 32 * sizeof(packed));
             }
+            __syncwarp();
+            /* The slot is loaded again before its values are added: what they wait for is hidden behind that. */
+            to_load.next(p, ring_at + slot * STRIDE, barriers + slot * KERNEL_BARRIER_BYTES, &infos[slot], step, lane);
+            if (++slot == slots) {
+                slot = 0;
+                parity ^= 1;
+            }
+            if (info.n_sources == 0)
+                break;
+#pragma unroll
+            for (int i = 0; i < FOURS; i++) { /* beyond the tile's elements these are left-overs, not stored */
+                float4 x = four<DTYPE>::widen(v[i]);
+                acc[i].x = __fadd_rn(acc[i].x, x.x);
+                acc[i].y = __fadd_rn(acc[i].y, x.y);
+                acc[i].z = __fadd_rn(acc[i].z, x.z);
+                acc[i].w = __fadd_rn(acc[i].w, x.w);
+            }
+        } while (++k < info.n_sources);
+        if (p.beta != BETA_NOT_FINAL) {
 #pragma unroll
             for (int i = 0; i < FOURS; i++)
-                if (i * 128 + lane * 4 < fast)
-                    dst[i * 32] = make_float4(finish(p, old[i].x, acc[i].x), finish(p, old[i].y, acc[i].y),
-                                              finish(p, old[i].z, acc[i].z), finish(p, old[i].w, acc[i].w));
+                acc[i] = make_float4(finish(p, old[i].x, acc[i].x), finish(p, old[i].y, acc[i].y),
+                                     finish(p, old[i].z, acc[i].z), finish(p, old[i].w, acc[i].w));
         }
-        if (fast < w.elems)
-            sum_elements<DTYPE>(p, w, fast + lane);
+        if (info.elems == SLOT / format<DTYPE>::bytes) {
+#pragma unroll
+            for (int i = 0; i < FOURS; i++)
+                global_store_four(dst + i * 512, acc[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < FOURS; i++)
+                store_results(dst + i * 512, acc[i], mine - i * 128);
+        }
     }
     post(p);
 }
