@@ -46,6 +46,7 @@ extern const cli_command cli_commands[];
 extern const size_t cli_n_commands;
 const cli_command *cli_find_command(const char *name); /* NULL when there is none */
 
+#define CLI_DEFAULT_MODEL "llama-3.1-70b"
 #define CLI_MAX_KNOBS 64
 struct cli {
     const cli_command *command;
@@ -60,7 +61,8 @@ struct cli {
     int64_t iters, warmup, check;
     int64_t mutate_rank; /* -1: all ranks */
     const char *machine, *ranks, *trace, *plot, *nic, *nvlink; /* NULL: not given */
-    int64_t shard; /* 0: not given */
+    int64_t shard, layers, tokens; /* 0: not given */
+    const char *flops, *compare, *sweep;
     tide_options options;
     bool knob_given[CLI_MAX_KNOBS]; /* by index in the knob table */
 };
@@ -108,6 +110,9 @@ int cli_dtype(const char *text, uint32_t *item_size);
 typedef struct cli_model {
     const char *name, *source;
     void (*add)(cli_shapes *s, bool *ok);
+    uint32_t layers;
+    double idle;          /* parameters of a layer that a token does not meet */
+    double ring_slowdown; /* of its compute beside a resident ring kernel; 0: as many SMs as that takes */
 } cli_model;
 extern const cli_model cli_models[];
 extern const size_t cli_n_models;
@@ -115,6 +120,10 @@ extern const size_t cli_n_models;
 /* machine.c: machine files. A name without '/' that is no file here is looked for among those that are installed. Under
  * --machine (NULL: `dflt`), --nic and --nvlink. CLI_OK or CLI_BAD. */
 int cli_machine_load(const cli *c, const char *dflt, plan_machine *out);
+/* The knobs that a machine of GPUs implies, where they are not given: target, multicast. */
+void cli_machine_knobs(cli *c, const plan_machine *m);
+/* step.c: what follows `tide simulate step`. */
+int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology, tide_text *trace);
 
 /* plan.c, verify.c, audit.c, check.c, bench.c, info.c, help.c */
 int cli_plan(const cli *c);

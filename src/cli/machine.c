@@ -40,6 +40,8 @@ static int override(const cli *c, plan_machine *m)
         return cli_fail_library(c);
     if (c->nvlink && plan_machine_set(m, "--nvlink", "nvlink_rate", c->nvlink) != TIDE_OK)
         return cli_fail_library(c);
+    if (c->flops && plan_machine_set(m, "--flops", "flops", c->flops) != TIDE_OK)
+        return cli_fail_library(c);
     return CLI_OK;
 }
 
@@ -71,4 +73,12 @@ int cli_machine_load(const cli *c, const char *dflt, plan_machine *out)
     free(text);
     fclose(f);
     return code == CLI_OK ? override(c, out) : code;
+}
+
+void cli_machine_knobs(cli *c, const plan_machine *m)
+{
+    if (!cli_knob_given(c, "target"))
+        c->options.target = 1;
+    if (!cli_knob_given(c, "multicast"))
+        c->options.multicast = m->multicast > 0;
 }

@@ -9,10 +9,11 @@ const cli_command cli_commands[] = {
      "Plans groups of parameters on M x L ranks and says what follows: where every byte lands, the rounds\n"
      "between nodes, waves and transfers, streams and counters, the memory of a rank, copies and puts. Starts\n"
      "nothing. Default: --model llama-3.1-70b."},
-    {"simulate", CMD_SIMULATE, cli_simulate, "ag|rs", "how long it would take on a machine that you do not have",
+    {"simulate", CMD_SIMULATE, cli_simulate, "ag|rs|step", "how long it would take on a machine that you do not have",
      "Executes the op lists of all ranks, or of one that stands for all, in simulated time on the copy engines, SMs,\n"
      "memory, NVLink ports, rails and host of a machine file. Prints the time, what is busy, the critical path and\n"
-     "the memory. Default: both collectives of --model llama-3.1-70b on --machine paper."},
+     "the memory. Default: both collectives of --model llama-3.1-70b on --machine paper. step: a training step of\n"
+     "FSDP2 with all layers, alone, against stock FSDP2 (--compare stock), or as a table (--sweep)."},
     {"verify", CMD_VERIFY, cli_verify, "", "proofs: no race, no deadlock, every byte once, every sum N-way",
      "Proves op lists of all ranks over several calls, in four orders: every access ordered, every wait with an\n"
      "earlier producer, every byte of every result from where it has to come. Without flags about shapes it takes a\n"

@@ -1,8 +1,6 @@
 /* plan.c - `tide plan`: what the library would do, without doing it. */
 #include "cli/cli.h"
 
-#define DEFAULT_MODEL "llama-3.1-70b"
-
 int cli_plan(const cli *c)
 {
     cli with = *c;
@@ -17,7 +15,7 @@ int cli_plan(const cli *c)
     int code;
 
     if (!c->model && !c->shapes)
-        with.model = DEFAULT_MODEL;
+        with.model = CLI_DEFAULT_MODEL;
     topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
     topology.local = c->local ? (uint32_t)c->local : 4;
     n_ranks = topology.nodes * topology.local;

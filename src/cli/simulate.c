@@ -5,7 +5,6 @@
 #include "cli/cli.h"
 #include "schedule/simulate.h"
 
-#define DEFAULT_MODEL "llama-3.1-70b"
 enum { DEFAULT_PARAMS = 30, ALL_RANKS_UP_TO = 64 };
 
 static const char *const collective[] = {"all_gather", "reduce_scatter"};
@@ -33,12 +32,9 @@ static int make_plan(const cli *c, const plan_machine *m, int kind, const tide_t
     tide_group_desc desc;
     int code;
 
-    if (!cli_knob_given(c, "target"))
-        with.options.target = 1; /* machine files are about GPUs */
-    if (!cli_knob_given(c, "multicast"))
-        with.options.multicast = m->multicast > 0;
+    cli_machine_knobs(&with, m);
     if (!c->model && !c->shapes && !c->shard)
-        with.model = DEFAULT_MODEL;
+        with.model = CLI_DEFAULT_MODEL;
     code = c->shard ? equal_params(c, topology->nodes * topology->local, kind == SCHEDULE_AG ? 2 : 4, &shapes)
                     : cli_shapes_load(&with, &shapes);
     if (code == CLI_OK)
@@ -131,17 +127,22 @@ static int price(const cli *c, const plan_machine *m, int kind, const tide_topol
     return code;
 }
 
+static const char *const only_for_step[] = {"tokens", "layers", "compare", "sweep", NULL};
+static const char *const not_for_step[] = {"shard", "params", "ranks", NULL};
+
 int cli_simulate(const cli *c)
 {
     tide_topology topology = TIDE_TOPOLOGY_INIT;
     plan_machine machine;
     FILE *trace = NULL;
+    tide_text trace_text;
+    bool step = c->operand && strcmp(c->operand, "step") == 0;
     int first = SCHEDULE_AG, last = SCHEDULE_RS, code = cli_machine_load(c, "paper", &machine);
 
     if (code != CLI_OK)
         return code;
-    if (c->operand && strcmp(c->operand, "ag") != 0 && strcmp(c->operand, "rs") != 0)
-        return cli_fail(c, "'%s' is not one of ag, rs", c->operand);
+    if (c->operand && strcmp(c->operand, "ag") != 0 && strcmp(c->operand, "rs") != 0 && !step)
+        return cli_fail(c, "'%s' is not one of ag, rs, step", c->operand);
     if (c->operand)
         first = last = strcmp(c->operand, "ag") == 0 ? SCHEDULE_AG : SCHEDULE_RS;
     if (c->ranks && strcmp(c->ranks, "all") != 0 && strcmp(c->ranks, "one") != 0)
@@ -153,10 +154,23 @@ int cli_simulate(const cli *c)
                         : cli_fail(c, "--gpus: %lld is not a multiple of %u GPUs a node", (long long)c->gpus, topology.local);
     if (c->gpus)
         topology.nodes = (uint32_t)c->gpus / topology.local;
+    code = step ? cli_refuse_given(c, not_for_step, "not with step")
+                : cli_refuse_given(c, only_for_step, "only with step");
+    if (code != CLI_OK)
+        return code;
     if (c->trace && first != last)
-        return cli_fail(c, "--trace: needs ag or rs: a trace holds one call");
+        return cli_fail(c, "--trace: needs ag, rs or step: a trace holds one of them");
+    if (c->trace && c->sweep)
+        return cli_fail(c, "--trace: not with --sweep");
     if (c->trace && !(trace = fopen(c->trace, "w")))
         return cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno));
+    if (step) {
+        trace_text = (tide_text){cli_write, trace, TIDE_OK};
+        code = cli_step(c, &machine, &topology, trace ? &trace_text : NULL);
+        if (trace && fclose(trace) != 0 && code == CLI_OK)
+            code = cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno));
+        return code;
+    }
     if (c->json)
         printf("{\"schema\": 1, \"kind\": \"simulation\", \"machine\": \"%s\", \"nodes\": %u, \"local\": %u, \"calls\": [",
                machine.name, topology.nodes, topology.local);

@@ -657,7 +657,7 @@ static int open_simulation(simulation *s, const simulate_input *in)
     if (!s->programs || !s->calls || !s->task_records || !s->ranks || !s->chains || !s->words || !s->rails ||
         !s->lanes || !s->dirty)
         return TIDE_ERR_MEMORY;
-    status = flows_init(&s->flows, s->n_ranks * SIMULATE_SHARED);
+    status = flows_init(&s->flows, s->n_ranks);
     if (status != TIDE_OK)
         return status;
     for (uint32_t i = 0; i < s->n_ranks; i++) {

@@ -12,7 +12,8 @@
 #include "plan/machine.h"
 #include "schedule/schedule.h"
 
-/* X(name, what is counted). The first eight are shared fairly; the rest do one thing at a time. */
+/* X(name, text, unit). The first eight can be shared: what asks for more than there is is slowed by one factor. Of these SMs are
+ * only counted: CTAs that are resident take them from the compute stream. The rest do one thing at a time. */
 #define SIMULATE_RESOURCES(X)                                                                                          \
     X(COPY, "copy", "B")             /* copy engines, to peers */                                                      \
     X(LOCAL_COPY, "local_copy", "B") /* copy engines, within the GPU */                                                \
@@ -49,6 +50,7 @@ typedef struct simulate_task {
     simulate_after after[3];
     double seconds;                  /* alone */
     double demand[SIMULATE_SHARED];  /* fractions of the rank's resources that it then takes */
+    double holds;                    /* share of the rank's compute that is lost while it runs */
 } simulate_task;
 
 /* In the host's order, on every rank. READ, STASH and RELEASE follow what the compute stream has been given so far. */

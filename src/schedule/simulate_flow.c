@@ -6,10 +6,15 @@
  * again with what is left (progressive filling). So nothing is idle that somebody could use, and a flow of few units a
  * second is not slowed in favour of one of many.
  */
+#include <math.h>
+
 #include "schedule/simulate_internal.h"
 
-int flows_init(sim_flows *f, uint32_t n_resources)
+static const double LEAST_COMPUTE = 0.05;
+
+int flows_init(sim_flows *f, uint32_t n_ranks)
 {
+    uint32_t n_resources = n_ranks * SIMULATE_SHARED;
     memset(f, 0, sizeof *f);
     f->n_resources = n_resources;
     f->capacity_of = tide_calloc(n_resources, sizeof *f->capacity_of);
@@ -18,7 +23,8 @@ int flows_init(sim_flows *f, uint32_t n_resources)
     f->units = tide_calloc(n_resources, sizeof *f->units);
     f->touched = tide_calloc(n_resources, sizeof *f->touched);
     f->is_touched = tide_calloc(n_resources, sizeof *f->is_touched);
-    return f->capacity_of && f->used && f->wanted && f->units && f->touched && f->is_touched ? TIDE_OK
+    f->held = tide_calloc(n_ranks, sizeof *f->held);
+    return f->held && f->capacity_of && f->used && f->wanted && f->units && f->touched && f->is_touched ? TIDE_OK
                                                                                              : TIDE_ERR_MEMORY;
 }
 
@@ -31,6 +37,7 @@ void flows_clear(sim_flows *f)
     tide_free(f->used);
     tide_free(f->wanted);
     tide_free(f->units);
+    tide_free(f->held);
     tide_free(f->touched);
     tide_free(f->is_touched);
     memset(f, 0, sizeof *f);
@@ -50,6 +57,8 @@ sim_flow *flows_add(sim_flows *f, uint32_t owner, uint32_t aux, double units, do
     flow->left = units;
     flow->alone = cap;
     flow->rate = 0;
+    flow->holds = 0;
+    flow->squeezed = false;
     flow->n_demands = 0;
     return flow;
 }
@@ -76,6 +85,7 @@ void flows_start(sim_flows *f, sim_flow *flow, sim_time now)
 {
     for (uint32_t i = 0; i < flow->n_demands; i++)
         f->units[flow->demands[i].resource] += flow->left * flow->demands[i].weight;
+    f->held[flow->rank] += flow->holds;
     flow->since = now;
     flow->finish = SIM_NEVER;
     f->changed = true;
@@ -109,6 +119,8 @@ void flows_share(sim_flows *f, sim_time now)
     for (uint32_t i = 0; i < f->n; i++) {
         sim_flow *flow = &f->all[i];
         flow->frozen = false;
+        if (flow->squeezed) /* resident CTAs are not preempted; something is left in any case */
+            flow->alone = fmax(1 - f->held[flow->rank], LEAST_COMPUTE);
         for (uint32_t k = 0; k < flow->n_demands; k++) {
             uint32_t r = flow->demands[k].resource;
             if (!f->is_touched[r]) {
@@ -169,6 +181,7 @@ sim_time flows_next(const sim_flows *f)
 void flows_remove(sim_flows *f, uint32_t index)
 {
     sim_flow gone = f->all[index];
+    f->held[gone.rank] -= gone.holds;
     f->all[index] = f->all[--f->n];
     f->all[f->n] = gone; /* its demand array is used again */
     f->changed = true;

@@ -16,6 +16,9 @@ typedef struct sim_flow {
     uint32_t aux;          /* PUT: first put of the segment */
     double left, rate;     /* units; a second */
     double alone;          /* rate with nothing beside it */
+    uint32_t rank;         /* simulated */
+    double holds;          /* share of the rank's compute that is lost while it runs */
+    bool squeezed;         /* is compute: runs on what the others do not hold */
     sim_time since, finish;
     uint32_t n_demands, cap_demands;
     bool frozen;
@@ -29,10 +32,11 @@ typedef struct sim_flows {
     uint32_t *touched; /* resources with a flow */
     bool *is_touched;
     double *units;     /* total by resource */
+    double *held;      /* by rank */
     uint32_t n_resources, n_touched;
     bool changed;
 } sim_flows;
-int flows_init(sim_flows *f, uint32_t n_resources);
+int flows_init(sim_flows *f, uint32_t n_ranks);
 void flows_clear(sim_flows *f);
 /* A flow of `units` whose own limit is `cap` units a second; its demands are to be added, then flows_start. NULL: out of memory. */
 sim_flow *flows_add(sim_flows *f, uint32_t owner, uint32_t aux, double units, double cap);

@@ -1,4 +1,6 @@
 /* simulate_work.c - what an operation asks of the resources: bytes, directions, and its own limit. */
+#include <math.h>
+
 #include "schedule/simulate_internal.h"
 
 static uint32_t resource_at(const simulation *s, uint32_t rank, int kind)
@@ -17,9 +19,18 @@ static sim_flow *flow_of(simulation *s, uint32_t instance, uint32_t aux, double 
     sim_flow *flow = s->status == TIDE_OK ? flows_add(&s->flows, instance, aux, units, cap) : NULL;
     if (!flow)
         s->status = TIDE_ERR_MEMORY;
-    else
+    else {
+        flow->rank = s->instances[instance].chain / s->per_rank;
         s->instances[instance].pending++;
+    }
     return flow;
+}
+
+/* SMs that compute does without while the flow runs. They are counted, not shared: nothing waits for an SM. */
+static void hold(simulation *s, sim_flow *flow, double sms)
+{
+    flow->holds = fmin(sms / s->m->sms, 1);
+    s->flows.units[flow->rank * SIMULATE_SHARED + SIMULATE_SM] += sms * flow->left / flow->alone;
 }
 
 /* Bytes of one item of a copy's side; byte copies have items of one byte. */
@@ -51,7 +62,7 @@ static bool start_copy(simulation *s, uint32_t instance, uint32_t rank, const sc
     if (!flow)
         return false;
     if (o->flags & OP_SM)
-        demand(s, flow, rank, SIMULATE_SM, m->sms / rate);
+        hold(s, flow, m->sms);
     else
         demand(s, flow, rank, local ? SIMULATE_LOCAL_COPY : SIMULATE_COPY, 1);
     demand(s, flow, rank, SIMULATE_HBM, read + local);
@@ -85,7 +96,7 @@ static bool start_sum(simulation *s, uint32_t instance, uint32_t rank, const sch
     flow = flow_of(s, instance, 0, bytes, rate);
     if (!flow)
         return false;
-    demand(s, flow, rank, SIMULATE_SM, ctas / rate);
+    hold(s, flow, ctas);
     demand(s, flow, rank, SIMULATE_HBM, 1);
     if (s->status == TIDE_OK)
         flows_start(&s->flows, flow, s->now);
@@ -109,7 +120,7 @@ static bool start_landing(simulation *s, uint32_t instance, uint32_t rank, const
     flow = flow_of(s, instance, 0, bytes, rate);
     if (!flow)
         return false;
-    demand(s, flow, rank, SIMULATE_SM, ctas / rate);
+    hold(s, flow, ctas);
     demand(s, flow, rank, SIMULATE_HBM, o->flags & OP_BETA_ONE ? 3 : 2);
     demand(s, flow, rank, SIMULATE_NVLINK_IN, multicast ? 1 : q->count - 1);
     for (uint32_t i = 0; i < s->local; i++) {
@@ -186,8 +197,12 @@ static bool start_task(simulation *s, uint32_t instance, uint32_t rank, const si
     flow = flow_of(s, instance, 0, t->seconds, 1);
     if (!flow)
         return false;
+    flow->squeezed = t->stream == SIMULATE_COMPUTE;
+    flow->holds = t->holds;
     for (int k = 0; k < SIMULATE_SHARED; k++)
-        demand(s, flow, rank, k, t->demand[k] * s->flows.capacity_of[k]);
+        if (k != SIMULATE_SM)
+            demand(s, flow, rank, k, t->demand[k] * s->flows.capacity_of[k]);
+    s->flows.units[flow->rank * SIMULATE_SHARED + SIMULATE_SM] += t->demand[SIMULATE_SM] * s->m->sms * t->seconds;
     if (s->status == TIDE_OK)
         flows_start(&s->flows, flow, s->now);
     return true;

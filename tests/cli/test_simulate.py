@@ -52,9 +52,9 @@ BAD = [
     ("--gpus 12", "--gpus: 12 is not a multiple of 8 GPUs a node"),
     ("--gpus 8 --nodes 2", "--gpus: excludes --nodes"),
     ("--ranks some", "--ranks: 'some' is not one of all, one"),
-    ("xs", "'xs' is not one of ag, rs"),
+    ("xs", "'xs' is not one of ag, rs, step"),
     ("--rank 8 --ranks one", "rank: 8 is not in 0..7"),
-    ("--trace t", "--trace: needs ag or rs: a trace holds one call"),
+    ("--trace t", "--trace: needs ag, rs or step: a trace holds one of them"),
     ("ag --trace /nowhere/t", "--trace: /nowhere/t: No such file or directory"),
 ]
 
@@ -92,3 +92,61 @@ def test_trace(tide, tmp_path):
     for stream in by_stream.values():  # one operation at a time on a stream
         stream.sort(key=lambda e: e["ts"])
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in zip(stream, stream[1:]))
+
+
+STEP = ["simulate", "step", "--nodes", 2, "--layers", 4]
+
+
+def test_step(tide, tmp_path):
+    document = tide(*STEP, "--tokens", "4K", "--compare", "stock", "--json").json
+    (point,) = document["points"]
+    assert (document["schema"], document["kind"], point["gpus"], point["tokens"]) == (1, "step", 16, 4096)
+    for side in (point["tide"], point["stock"]):
+        assert side["seconds"] > side["compute_seconds"] > 0
+        assert abs(side["seconds"] - side["compute_seconds"] - side["exposed_seconds"]) < 1e-9
+    # 8 FLOP a parameter and token: forward, backward and the forward once more
+    parameters = 8192 * (64 * 128 * 2 + 8 * 128 * 2 + 3 * 28672) + 2 * 8192
+    assert abs(point["tide"]["compute_seconds"] / (4 * 8 * parameters * 4096 / 1.15e15) - 1) < 1e-6
+    assert abs(point["saved"] - (1 - point["tide"]["seconds"] / point["stock"]["seconds"])) < 1e-5
+    even = document["break_even_tokens"]
+    below, above = (
+        tide(*STEP, "--sweep", f"tokens={tokens}", "--json").json["points"][0]["saved"] for tokens in (even // 2, even)
+    )
+    assert above < 0.01 < below
+    text = tide(*STEP, "--tokens", "4K", "--compare", "stock", "--trace", tmp_path / "t").out
+    assert f"from about {even} tokens a GPU on, TIDE saves less than 1 %" in text
+    names = {e["name"] for e in json.loads((tmp_path / "t").read_text())["traceEvents"]}
+    assert {"forward", "backward", "COPY", "PUT", "REDUCE"} <= names
+
+
+def test_sweep(tide):
+    words = ["simulate", "step", "--layers", 3, "--sweep", "nodes=1..4 tokens=1K..2K"]
+    points = tide(*words, "--json").json["points"]
+    assert [(p["nodes"], p["tokens"]) for p in points] == [(n, t) for n in (1, 2, 4) for t in (1024, 2048)]
+    table = tide(*words).out.splitlines()
+    assert len(table) == 2 + len(points) and table[1].split()[:3] == ["nodes", "GPUs", "tokens"]
+    assert float(table[2].split()[3]) == pytest.approx(points[0]["tide"]["seconds"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        ("ag --tokens 5", "--tokens: only with step"),
+        ("step --shard 1M", "--shard: not with step"),
+        ("step --ranks one", "--ranks: not with step"),
+        ("step --compare nccl", "--compare: 'nccl' is not stock"),
+        ("step --shapes x", "--layers: needed with --shapes"),
+        ("step --flops 3", "--flops: unit '', expected GFLOP/s, TFLOP/s or PFLOP/s"),
+        ("step --tokens 0", "--tokens: 0 is not in 1..1073741824"),
+    ],
+)
+def test_bad_step(tide, words, line):
+    result = tide("simulate", *words.split())
+    assert (result.code, result.err) == (2, f"tide simulate: {line}\n")
+
+
+@pytest.mark.parametrize("ranges", ["nodes=0..3", "nodes=4..2", "nodes=1..2000", "tokens=a", "ranks=3", "nodes"])
+def test_bad_sweep(tide, ranges):
+    result = tide("simulate", "step", "--sweep", ranges)
+    assert result.code == 2
+    assert result.err == f"tide simulate: --sweep: '{ranges}', expected nodes=A..B (1..1024) or tokens=A..B\n"
