@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The paper's Tables 7 and 8, TIDE's columns, against `tide simulate` on machines/paper.txt.
 
-Four constants of that file are not in the paper and are fitted here: on the 32 MiB rows only, to the medians, by the sum
+Three constants of that file are not in the paper and are fitted here: on the 32 MiB rows only, to the medians, by the sum
 of absolute logarithms of the ratios (the median of RS on 8 nodes is 23 % above its minimum; squares would follow it).
 The 128 MiB rows test them. --fit fits anew and prints the values; without it the file is taken as it is. Also shown, in
 no fit and in no error of the last line: other operator times that the paper states. Every reduce-scatter uses 16 sum and
@@ -26,7 +26,7 @@ TIDE = pathlib.Path(os.environ.get("TIDE_BUILD", ROOT / "build")).resolve() / "t
 MACHINE = ROOT / "machines" / "paper.txt"
 MIB = 1 << 20
 
-FITTED = ["copy_rate", "copy_descriptor", "sum_cta_rate_in_situ", "signal_latency"]
+FITTED = ["copy_rate", "copy_descriptor", "signal_latency"]
 UNITS = {"GB/s": 1e9, "us": 1e-6}
 
 # (table, operator, parameters, nodes, MiB, median ms, minimum ms)
@@ -119,6 +119,19 @@ def row_ms(row, machine):
     return simulate([*words, *(NODE_CHUNK if nodes == 1 else CHUNK)], machine)
 
 
+# Why what is furthest off is off, as far as it is understood.
+MISFITS = """
+What does not fit, and why
+  RS, 2 nodes         The paper's takes 2.7 to 3 times its wire time, its 4 and 8 nodes 1.3 to 1.8. One block crosses the rail here, so
+                      everything else is in series with it; the op list overlaps the own node's partial with the transfer.
+  RS, 8 nodes, 32 MiB The paper's median is 23 % above its minimum; the simulation is 2 % above the minimum.
+  AG, 2 and 4 nodes   Two signal latencies a round at 60 us each; the paper hides part of them.
+  4 sum CTAs          Table 4 runs at a fixed low clock, Section 4.1 does not: the paper's own two figures for 4 CTAs (12.02 and
+                      4.81 ms) cannot both come from one rate a CTA.
+  Llama 8K, Qwen3     Stock's step also waits for copies of addresses and sizes behind activation transfers (paper 2.1), and its
+                      gathers and reduce-scatters overlap less than here: that is not modelled, so TIDE saves less of it."""
+
+
 def read_values(text):
     """Fitted keys as (value, unit)."""
     out = {}
@@ -171,7 +184,7 @@ def fit():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fit", action="store_true", help="fit the four constants on the 32 MiB rows first")
+    parser.add_argument("--fit", action="store_true", help="fit the three constants on the 32 MiB rows first")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     text = MACHINE.read_text()
@@ -221,6 +234,7 @@ def main():
         )
     points = [abs(percent - row[3]) for row, _, percent, _ in steps]
     print(f"figure 8: median {statistics.median(points):.1f} points, worst {max(points):.1f}")
+    print(MISFITS)
     for size, what in ((32, "fitted on"), (128, "test")):
         print(
             f"\n{size} MiB rows ({what}): median {statistics.median(error[size]):.1f} %, worst {max(error[size]):.1f} %",

@@ -67,6 +67,8 @@ static const flag flags[] = {
      "parameters to make up without --model and --shapes (default 30)"},
     {"seed", 0, FLAG_NUMBER, CMD_VERIFY, AT(seed), 0, INT64_MAX, "S", "of the random order of calls (default 1)"},
     {"ops", 0, FLAG_BOOL, CMD_PLAN, AT(ops), 0, 0, NULL, "print the op lists of that rank too"},
+    {"explain", 0, FLAG_BOOL, CMD_PLAN, AT(explain), 0, 0, NULL,
+     "for a machine of GPUs: why each knob has its value, and what others would cost"},
     {"threads", 0, FLAG_BOOL, CMD_RUNS, AT(threads), 0, 0, NULL, "ranks are threads of this process (default)"},
     {"procs", 0, FLAG_BOOL, CMD_RUNS, AT(procs), 0, 0, NULL, "ranks are processes"},
     {"fabric", 0, FLAG_TEXT, CMD_RUNS, AT(fabric), 0, 0, "NAME", "what carries the bytes (default host)"},

@@ -56,7 +56,7 @@ struct cli {
     const char *model, *shapes, *dtype, *shard_dtype, *grad_dtype, *input, *landing, *fabric; /* NULL: not given */
     int64_t groups, calls, gpus; /* 0: not given */
     int64_t rank, seed;
-    bool threads, procs, json, ops, models, audit, mutate, timed, quick;
+    bool threads, procs, json, ops, explain, models, audit, mutate, timed, quick;
     int64_t min_bytes, max_bytes, factor, params; /* 0: not given */
     int64_t iters, warmup, check;
     int64_t mutate_rank; /* -1: all ranks */
@@ -122,6 +122,9 @@ extern const size_t cli_n_models;
 int cli_machine_load(const cli *c, const char *dflt, plan_machine *out);
 /* The knobs that a machine of GPUs implies, where they are not given: target, multicast. */
 void cli_machine_knobs(cli *c, const plan_machine *m);
+/* explain.c: what follows `tide plan --explain`. */
+int cli_explain(const cli *c, const plan_machine *m, const tide_topology *topology, const tide_group_desc *descs,
+                uint32_t n_groups, const tide_plan *plan);
 /* step.c: what follows `tide simulate step`. */
 int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology, tide_text *trace);
 

@@ -1,6 +1,9 @@
 """tide simulate and machine files as users meet them."""
 
 import json
+import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -150,3 +153,44 @@ def test_bad_sweep(tide, ranges):
     result = tide("simulate", "step", "--sweep", ranges)
     assert result.code == 2
     assert result.err == f"tide simulate: --sweep: '{ranges}', expected nodes=A..B (1..1024) or tokens=A..B\n"
+
+
+def test_explain(tide):
+    words = ["plan", "--explain", "--nodes", 8, "--local", 8]
+    text = tide(*words).out
+    why = text[text.index("why these knobs, for machine paper") :]
+    for line in (
+        "  k 4: from min(2, M - 1), doubled while the rounds' waits exceed 10 %",
+        "  c_sum 4: 1.5 x 5 bytes a byte of output x 47.5 GB/s / 99 GB/s a CTA = 3.60, rounded up",
+        "  c_land 4: the last wave lands in 5 % of the rail's time with",
+        "  w_wave 8: the GPUs of a node: 1 waves",
+        "  n_par 1: a single wave needs one inbox generation",
+        "  n_out 7 of 7 blocks: full: reading the gradients never waits for the rail",
+        "      k 2: all_gather +0.0 %, reduce_scatter ",
+    ):
+        assert line in why
+    # an alternative's memory and time are those of the plan with that knob
+    base, other = (tide(*words[:1], *words[2:], *knobs, "--json").json["memory"]["total"] for knobs in
+                   (["--target", 1, "--multicast", 1], ["--target", 1, "--multicast", 1, "--w-wave", 4]))
+    (line,) = [line for line in why.splitlines() if line.startswith("      w_wave 4: ")]
+    assert line.endswith(f", memory {(other - base) / 2**20:+.2f} MiB")
+    times = [
+        tide("simulate", "rs", *words[2:], "--ranks", "one", *knobs, "--json").json["calls"][0]["seconds"]
+        for knobs in ([], ["--w-wave", 4])
+    ]
+    assert f"reduce_scatter {100 * (times[1] / times[0] - 1):+.1f} %" in line
+    assert "--k" not in why and "  k 2: as given\n" in tide(*words, "--k", 2).out
+    assert tide(*words, "--json").err == "tide plan: --explain: not with --json\n"
+
+
+def test_paper_tables():
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench" / "paper_tables.py", "--json"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert len(document["fitted"]) <= 6
+    error = [abs(row["ms"] / row["paper_ms"] - 1) for row in document["rows"]]
+    assert len(error) == 16 and statistics.median(error) <= 0.10 and max(error) <= 0.25
+    points = [abs(row["saved_percent"] - row["paper_saved_percent"]) for row in document["figure_8"]]
+    assert len(points) == 10 and statistics.median(points) <= 3
