@@ -61,6 +61,18 @@ for cc in $compilers; do
     $make $quiet CC=$cc BUILD=$build unit
 done
 
+# The CUDA fabric over the fake driver: random configurations, in several moods of its scheduler.
+fake_gpus() { # build folder, calls
+    for seed in 1 2 3 4; do
+        FAKE_SEED=$seed FAKE_DEVICES=$((seed + 1)) \
+            $1/tide-fake check --fabric cuda --seed $((seed * 1000000)) --calls $2 >"$scratch/check" ||
+            { cat "$scratch/check"; exit 1; }
+        tail -n 1 "$scratch/check"
+    done
+}
+heading "GPUs that are not there: tide check --fabric cuda"
+fake_gpus build 100
+
 # A sanitizer runs with the first compiler whose run-time library works here: unit tests, then `calls` of tide check.
 sanitized() { # name, build folder, flags, calls, which unit tests...
     name=$1 build=$2 flags=$3 calls=$4; shift 4
@@ -72,6 +84,7 @@ sanitized() { # name, build folder, flags, calls, which unit tests...
             $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" unit "$@"
             heading "$cc, $name: tide check"
             $build/tide check --seed 1000000 --calls $calls
+            fake_gpus $build $((calls / 5))
             return
         fi
     done

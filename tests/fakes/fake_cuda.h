@@ -61,7 +61,9 @@ bool fake_cuda_failed(void);      /* the fault of either kind has come */
 uint64_t fake_cuda_calls(void);   /* that counted, since start */
 /* The n-th stream created (1: first since start) stands still from now on; 0: all go on. */
 void fake_cuda_stall(uint64_t n);
-/* Streams created afterwards by the calling thread's context are being captured. */
+/* From now on streams share so many hardware queues; what waits behind another stream's operation may go free. */
+void fake_cuda_connections(int n);
+/* The stream is being captured into a graph, or no more. */
 void fake_cuda_capture(cu_stream stream, bool on);
 
 /* ---- kernels ---- */

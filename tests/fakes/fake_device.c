@@ -270,6 +270,13 @@ void fake_cuda_stall(uint64_t n)
     pthread_mutex_unlock(&fake.lock);
 }
 
+void fake_cuda_connections(int n)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake_streams_deal(n);
+    pthread_mutex_unlock(&fake.lock);
+}
+
 void fake_cuda_capture(cu_stream stream, bool on)
 {
     pthread_mutex_lock(&fake.lock);

@@ -103,7 +103,8 @@ struct cu_stream {
     bool own;       /* created by StreamCreate, and counted */
     bool destroyed; /* freed when it has run dry */
     bool capturing, stalled;
-    uint64_t number;
+    uint64_t number;   /* of those created by StreamCreate, from 1; of the others: 0 the legacy stream, 1 a thread's */
+    uint64_t position; /* among all of the context */
     uint64_t enqueued, finished;
     fake_queue *queue;
     pthread_t thread; /* of a per-thread stream */
@@ -192,6 +193,7 @@ bool fake_op_uses(const fake_op *op, uintptr_t base, uint64_t bytes);
 bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what); /* true: there is some */
 void fake_stream_enqueue(cu_stream s, fake_op *op);
 void fake_streams_clear(void);
+void fake_streams_deal(int connections); /* onto hardware queues anew */
 void fake_wait_idle(int device); /* all that is enqueued now on the device has ended */
 
 /* fake_kernels.c */

@@ -196,9 +196,8 @@ static void *work(void *none)
             fake_stream_drained(s);
             pthread_cond_broadcast(&fake.moved);
         }
-        if (fake.options.seed & 4) {
-            while (atomic_load(&fake.callers) && !fake.stop) /* callers go first: leave signals */
-                pthread_cond_wait(&fake.work, &fake.lock);
+        if (fake.options.seed & 4 && atomic_load(&fake.callers) && !fake.stop) { /* a caller goes first: leave signals */
+            pthread_cond_wait(&fake.work, &fake.lock);
         } else if (atomic_load(&fake.callers)) {
             pthread_mutex_unlock(&fake.lock);
             pthread_mutex_lock(&fake.lock);

@@ -15,7 +15,8 @@ static cu_stream new_stream(cu_context c, bool own)
     s->magic = MAGIC_STREAM;
     s->device = c->device;
     s->own = own;
-    s->queue = &c->queues[c->streams++ % (uint64_t)fake.options.connections];
+    s->position = c->streams++;
+    s->queue = &c->queues[s->position % (uint64_t)fake.options.connections];
     s->next = fake.streams;
     fake.streams = s;
     return s;
@@ -176,6 +177,37 @@ void fake_streams_clear(void)
     }
 }
 
+static void append(fake_queue *q, fake_op *op)
+{
+    op->next = NULL;
+    if (!q->head)
+        q->tail = &q->head;
+    *q->tail = op;
+    q->tail = &op->next;
+}
+
+/* All of a stream's operations are in one queue: their order stays. */
+void fake_streams_deal(int connections)
+{
+    fake.options.connections = connections;
+    for (cu_stream s = fake.streams; s; s = s->next)
+        s->queue = &fake.contexts[s->device].queues[s->position % (uint64_t)connections];
+    for (int d = 0; d < FAKE_MAX_DEVICES; d++) {
+        fake_op *heads[FAKE_MAX_CONNECTIONS];
+        for (int q = 0; q < FAKE_MAX_CONNECTIONS; q++) {
+            heads[q] = fake.contexts[d].queues[q].head;
+            fake.contexts[d].queues[q].head = NULL;
+        }
+        for (int q = 0; q < FAKE_MAX_CONNECTIONS; q++) {
+            for (fake_op *op = heads[q], *next; op; op = next) {
+                next = op->next;
+                append(op->stream->queue, op);
+            }
+        }
+    }
+    fake_wake();
+}
+
 static bool overlap(uintptr_t a, uint64_t a_bytes, uintptr_t b, uint64_t b_bytes)
 {
     return a_bytes && b_bytes && a < b + b_bytes && b < a + a_bytes;
@@ -206,7 +238,7 @@ bool fake_op_uses(const fake_op *op, uintptr_t base, uint64_t bytes)
 bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what)
 {
     for (int d = 0; d < fake.options.devices; d++) {
-        for (int q = 0; q < fake.options.connections; q++) {
+        for (int q = 0; q < FAKE_MAX_CONNECTIONS; q++) {
             for (fake_op *op = fake.contexts[d].queues[q].head; op; op = op->next) {
                 if (fake_op_uses(op, base, bytes)) {
                     fake_complain("%s: memory at %#lx is used by work that is queued on device %d, stream %llu", what,
@@ -222,11 +254,7 @@ bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what)
 void fake_stream_enqueue(cu_stream s, fake_op *op)
 {
     op->stream = s;
-    op->next = NULL;
-    if (!s->queue->head)
-        s->queue->tail = &s->queue->head;
-    *s->queue->tail = op;
-    s->queue->tail = &op->next;
+    append(s->queue, op);
     s->enqueued++;
     fake_wake();
 }
