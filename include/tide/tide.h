@@ -411,6 +411,16 @@ typedef enum tide_event {
  * _MISMATCH, _NETWORK, _ABORTED. TIDE_ERR_STATE when the event comes with a network phase that has not been enqueued. */
 TIDE_API int tide_wait(tide_group *group, int event, void *stream);
 
+/* ---- memory that PyTorch counts ------------------------------------------------------------------ */
+
+/* L  The next tide_torch_alloc of this thread gives `memory`. */
+TIDE_API void tide_torch_offer(void *memory);
+/* L  The pair for torch.cuda.memory.CUDAPluggableAllocator. It allocates nothing: in a torch.cuda.MemPool it makes torch
+ * count memory that a communicator has allocated (tide_comm_info.arena_bytes, at the address of one of its tensors).
+ * alloc gives what was offered, once, else NULL; free does nothing. */
+TIDE_API void *tide_torch_alloc(ptrdiff_t bytes, int device, void *stream);
+TIDE_API void tide_torch_free(void *memory, size_t bytes, int device, void *stream);
+
 /* ---- health and the end ------------------------------------------------------------------------ */
 
 typedef struct tide_failure {

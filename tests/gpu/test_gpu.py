@@ -37,6 +37,13 @@ def test_no_growth_over_200_steps(pool, mode):
     print("allocated, reserved, free:", pool.run(work.no_growth, mode)[0])
 
 
+def test_torch_counts_the_arenas(own_pool):
+    for (before, during, after), arena, told, peak in own_pool.run(work.counted):
+        assert told and arena <= during - before <= arena + (32 << 20), (before, during, arena)
+        assert after <= before + (4 << 20), (before, after)
+        assert peak >= during
+
+
 @MODES
 def test_no_host_synchronisation_in_a_step(pool, tmp_path, mode):
     for waits, ranges, launches in pool.run(work.profiled, str(tmp_path), mode):

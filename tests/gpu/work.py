@@ -180,6 +180,29 @@ def no_growth(mode):
     return seen
 
 
+def counted():
+    """Torch's reserved memory before, with and after an installation that counts its arenas; and those."""
+    os.environ["TIDE_TORCH_MEMORY"] = "1"
+    try:
+        model = build()
+        train(model, 1)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        seen = [torch.cuda.memory_reserved()]
+        torch.cuda.reset_peak_memory_stats()
+        tide.fsdp2.install(model, strict=True)
+        stats = tide.fsdp2.stats(model)
+        seen.append(torch.cuda.memory_reserved())
+        train(model, 3)
+        torch.cuda.synchronize()
+        tide.fsdp2.uninstall(model)
+        torch.cuda.empty_cache()
+        seen.append(torch.cuda.memory_reserved())
+        return seen, stats["arena_bytes"], stats["arena_in_torch"], torch.cuda.max_memory_reserved()
+    finally:
+        del os.environ["TIDE_TORCH_MEMORY"]
+
+
 def profiled(folder, mode):
     """A step's calls into CUDA that make the host wait; and the ranges of our calls in the profile."""
     model = build()

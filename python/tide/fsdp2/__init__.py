@@ -73,8 +73,8 @@ def report(model):
 
 
 def stats(model):
-    """L  {"steps", "total", "last_step", "arena_bytes", "live_views"}: Counters over all groups; a step begins with
-    the model's forward."""
+    """L  {"steps", "total", "last_step", "arena_bytes", "arena_in_torch", "live_views"}: Counters over all groups; a step
+    begins with the model's forward. arena_in_torch: whether torch's memory counters contain the arenas."""
     found = _installation(model)
     infos = [comm.info for comm in found.comms]
     return {
@@ -82,5 +82,6 @@ def stats(model):
         "total": found.counters(),
         "last_step": found.counters() - found.at_step,
         "arena_bytes": sum(info.arena_bytes for info in infos),
+        "arena_in_torch": bool(found.counted),
         "live_views": sum(info.live_views for info in infos),
     }

@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from tide import _lib
 from tide import comm as tide_comm
 from tide._lib import TideError, code_of
-from tide.fsdp2 import hooks, order, support
+from tide.fsdp2 import hooks, memory, order, support
 from tide.fsdp2.binding import Binding, Counters, Stock
 
 installations = weakref.WeakKeyDictionary()  # module -> Installation
@@ -78,7 +78,7 @@ class Installation:
         self.strict, self.node_size, self.options = strict, node_size, {**_environment(), **(options or {})}
         self.check_every, self.private = check_every, tuple(private)
         tide_comm.make_options(self.options)  # a bad knob is an error before anything else happens
-        self.bindings, self.comms = [], []
+        self.bindings, self.comms, self.counted = [], [], []
         self.landing, self.kept = {}, {}
         self.steps, self.at_step, self.last_step = 0, Counters(), Counters()
         self.retired = Counters()  # of bindings that a new plan replaced
@@ -130,7 +130,16 @@ class Installation:
         for binding in self.bindings:
             if binding.on_tide and binding.adopts:
                 binding.adopt()
+        if os.environ.get("TIDE_TORCH_MEMORY", "0") not in ("", "0"):
+            self._count_arenas()
         hooks.acquire()
+
+    def _count_arenas(self):
+        """Torch counts the arenas on GPUs from here on."""
+        devices = {b.group.comm: b.device for b in self.bindings if b.on_tide and b.on_cuda}
+        for comm, device in devices.items():
+            address, _ = comm.groups[0].tensor(tide_comm.TENSOR_PARAM, 0)
+            self.counted.append(memory.Counted(address, comm.info.arena_bytes, device))
 
     def _be_strict(self, groups, reasons):
         if self.strict and any(reasons.values()):
@@ -318,6 +327,9 @@ class Installation:
         self._destroy_comms()
 
     def _destroy_comms(self):
+        for counted in self.counted:
+            counted.drop()
+        self.counted = []
         comms, self.comms = self.comms, []
         for comm in comms:
             comm.destroy()
