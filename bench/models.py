@@ -37,10 +37,10 @@ class Rotary(nn.Module):
         if self._tables is None or self._tables[0].size(-2) != length:
             half = torch.arange(0, self.head_dim, 2, device=tensors[0].device) / self.head_dim
             angles = torch.outer(torch.arange(length, device=tensors[0].device), self.base**-half)
-            angles = torch.cat([angles, angles], -1)
-            self._tables = angles.cos().to(tensors[0].dtype), angles.sin().to(tensors[0].dtype)
+            cos, sin = angles.cos(), angles.sin()
+            self._tables = [torch.cat(pair, -1).to(tensors[0].dtype) for pair in ((cos, cos), (-sin, sin))]
         cos, sin = self._tables
-        return [x * cos + torch.cat([-x[..., self.head_dim // 2 :], x[..., : self.head_dim // 2]], -1) * sin for x in tensors]
+        return [torch.addcmul(x * cos, x.roll(self.head_dim // 2, -1), sin) for x in tensors]
 
 
 class Attention(nn.Module):
@@ -70,10 +70,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if context is None:
             q, k = self.rotary(q, k)
-        if self.kv_heads != self.heads:
-            repeat = self.heads // self.kv_heads
-            k, v = (t.repeat_interleave(repeat, 1) for t in (k, v))
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and context is None)
+        causal, grouped = self.causal and context is None, self.kv_heads != self.heads
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         return self.o(a.transpose(1, 2).reshape(*x.shape[:-1], -1))
 
 
@@ -87,18 +85,33 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class _Permute(torch.autograd.Function):
-    """Rows in the order `index`; the gradient goes back by the inverse, without atomics."""
+class _Dispatch(torch.autograd.Function):
+    """Each token's row once for each of its experts, in the order of the experts. The gradient goes back by the inverse,
+    without atomics."""
 
     @staticmethod
-    def forward(ctx, x, index, inverse):
-        ctx.save_for_backward(index, inverse)
-        return x[index]
+    def forward(ctx, x, token_of_row, row_of_choice):
+        ctx.save_for_backward(row_of_choice)
+        return x[token_of_row]
 
     @staticmethod
     def backward(ctx, grad):
-        _, inverse = ctx.saved_tensors
-        return grad[inverse], None, None
+        (row_of_choice,) = ctx.saved_tensors
+        return grad[row_of_choice].sum(1), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """[tokens, choices, width]: the rows that a token's experts have made."""
+
+    @staticmethod
+    def forward(ctx, rows, row_of_choice, choice_of_row):
+        ctx.save_for_backward(choice_of_row)
+        return rows[row_of_choice]
+
+    @staticmethod
+    def backward(ctx, grad):
+        (choice_of_row,) = ctx.saved_tensors
+        return grad.flatten(0, 1)[choice_of_row], None, None
 
 
 def grouped_mm(x, weights, offsets):
@@ -120,30 +133,29 @@ class Experts(nn.Module):
         self._routes = None
 
     def _route(self, tokens, device):
-        """(order, inverse, expert of each token's choices, ends of the experts' rows): random, balanced, the same in
-        every step."""
+        """(choice of each row, row of each choice, expert of each choice, ends of the experts' rows): random, balanced,
+        the same in every step. A choice is one of a token's `top` experts; rows are sorted by expert."""
         if self._routes is None or self._routes[0].numel() != tokens * self.top:
             generator = torch.Generator(device=device).manual_seed(tokens)
             rows = tokens * self.top
-            order = torch.randperm(rows, generator=generator, device=device)
-            inverse = torch.empty_like(order)
-            inverse[order] = torch.arange(rows, device=device)
+            choice_of_row = torch.randperm(rows, generator=generator, device=device)
+            row_of_choice = torch.empty_like(choice_of_row)
+            row_of_choice[choice_of_row] = torch.arange(rows, device=device)
+            row_of_choice = row_of_choice.view(tokens, self.top)
             each = rows // self.experts
-            chosen = (inverse // each).view(tokens, self.top)
             ends = torch.arange(each, rows + 1, each, device=device, dtype=torch.int32)
-            self._routes = order, inverse, chosen, ends
+            self._routes = choice_of_row, row_of_choice, row_of_choice // each, ends
         return self._routes
 
     def forward(self, x):
         flat = x.view(-1, x.size(-1))
-        order, inverse, chosen, ends = self._route(flat.size(0), x.device)
-        weight = torch.softmax(self.router(flat).float(), -1).gather(1, chosen)
+        choice_of_row, row_of_choice, expert, ends = self._route(flat.size(0), x.device)
+        weight = torch.softmax(self.router(flat).float(), -1).gather(1, expert)
         weight = (weight / weight.sum(-1, keepdim=True)).to(x.dtype)
-        rows = flat.unsqueeze(1).expand(-1, self.top, -1).reshape(-1, flat.size(1))
-        rows = _Permute.apply(rows, order, inverse)
+        rows = _Dispatch.apply(flat, choice_of_row // self.top, row_of_choice)
         hidden = F.silu(grouped_mm(rows, self.gate, ends)) * grouped_mm(rows, self.up, ends)
-        out = _Permute.apply(grouped_mm(hidden, self.down, ends), inverse, order)
-        return (out.view(flat.size(0), self.top, -1) * weight.unsqueeze(-1)).sum(1).view_as(x)
+        out = _Collect.apply(grouped_mm(hidden, self.down, ends), row_of_choice, choice_of_row)
+        return torch.bmm(weight.unsqueeze(1), out).view_as(x)
 
 
 class LlamaBlock(nn.Module):
@@ -189,9 +201,11 @@ class WanBlock(nn.Module):
             generator = torch.Generator(device=x.device).manual_seed(7)
             self._text = torch.randn(1, self.TEXT, width, device=x.device, generator=generator).to(x.dtype)
         shift, scale, gate, shift2, scale2, gate2 = self.modulation.unbind(1)
-        x = x + gate * self.self_attn(F.layer_norm(x, (width,), eps=1e-6) * (1 + scale) + shift)
+        normed = torch.addcmul(shift, F.layer_norm(x, (width,), eps=1e-6), 1 + scale)
+        x = torch.addcmul(x, gate, self.self_attn(normed))
         x = x + self.cross_attn(self.norm3(x), self._text)
-        return x + gate2 * self.ffn(F.layer_norm(x, (width,), eps=1e-6) * (1 + scale2) + shift2)
+        normed = torch.addcmul(shift2, F.layer_norm(x, (width,), eps=1e-6), 1 + scale2)
+        return torch.addcmul(x, gate2, self.ffn(normed))
 
 
 class Stack(nn.Module):

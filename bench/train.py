@@ -3,7 +3,7 @@
 gathered), on blocks with the real dimensions of three models. bf16 compute, fp32 shards, fp32 reduction, AdamW.
 
 usage: train.py [--models llama-3.1-70b,qwen3-30b-a3b,wan2.2-t2v-a14b] [--steps 10] [--limit SECONDS a model]
-                [--knobs c_sum=8,...] [--out FILE] [--blocks N] [--tokens N] [--profiles]
+                [--variants /c_sum=16/mode=1] [--out FILE] [--blocks N] [--tokens N] [--profiles]
 
 Times are medians of GPU time, the slowest rank's: forward and backward, and the whole step with the optimizer. Peak
 reserved is torch's plus the arenas of TIDE, which torch's counters do not hold; device: all that is in use on the GPU
@@ -128,7 +128,7 @@ def summary(result, arena=0):
     )
 
 
-def train(ranks, name, n_steps, knobs, n_blocks, tokens, profiles):
+def train(ranks, name, n_steps, variants, n_blocks, tokens, profiles):
     import torch
 
     from models import SIZES, Stack, fill
@@ -171,10 +171,11 @@ def train(ranks, name, n_steps, knobs, n_blocks, tokens, profiles):
 
     import tide.fsdp2
 
-    for label, more in [("tide", {}), ("tide slot-reuse", {"mode": 1})]:
+    for more in variants:
+        label = "tide" + "".join(f" {knob}={value}" for knob, value in more.items())
         with ranks.guarded(f"{name}: {label}"):
             fill(model, 100 + ranks.rank)
-            tide.fsdp2.install(model, options={**knobs, **more})
+            tide.fsdp2.install(model, options=more)
             report = tide.fsdp2.report(model)
             off = [f"{g.module}: {g.reason}" for g in report if not g.on_tide]
             ranks.say(f"{name}: {label}: {report[0].path}; on stock: {off[:2] or 'none'}; {report[0].reason}")
@@ -183,7 +184,7 @@ def train(ranks, name, n_steps, knobs, n_blocks, tokens, profiles):
             stats = tide.fsdp2.stats(model)
             arena = 0 if stats.get("arena_in_torch") else stats["arena_bytes"]
             note(label, result, arena_bytes=stats["arena_bytes"], added_to_reserved=arena, off=off)
-            ranks.say(f"{name}: {label:7} {summary(result, arena)} (arenas {stats['arena_bytes'] / GIB:.2f})")
+            ranks.say(f"{name}: {label} {summary(result, arena)} (arenas {stats['arena_bytes'] / GIB:.2f})")
             optimizer = None
             tide.fsdp2.uninstall(model, force=True)
         model.zero_grad()
@@ -214,14 +215,17 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--blocks", type=int, help="default: 6 of Llama, 8 of the others")
     parser.add_argument("--tokens", type=int, help="a GPU; default: 8,192 / 16,384 / 15,600")
-    parser.add_argument("--knobs", default="", help="of TIDE: name=value,...")
+    parser.add_argument("--variants", default="/c_sum=16/c_sum=4/mode=1", help="knobs of TIDE: name=value,... a run, / between runs")
     parser.add_argument("--limit", type=float, default=135, help="seconds a model")
     parser.add_argument("--profiles", action="store_true", help="print where each side's step spends its time")
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.steps < 2:
         parser.error(f"--steps: {options.steps}, expected 2 or more")
-    knobs = {k: int(v) for k, v in (pair.split("=") for pair in options.knobs.split(",") if pair)}
+    variants = [
+        {k: int(v) for k, v in (pair.split("=") for pair in run.split(",") if pair)}
+        for run in options.variants.split("/")
+    ]
     gpu.prepare_environment()
     if reason := gpu.why_not():
         print(f"train: not run: {reason}")
@@ -236,7 +240,7 @@ def main():
             options.limit,
             name=name,
             n_steps=options.steps,
-            knobs=knobs,
+            variants=variants,
             n_blocks=options.blocks,
             tokens=options.tokens,
             profiles=options.profiles,
