@@ -106,7 +106,7 @@ TIDE_API void tide_log_set(tide_log_fn fn, void *context);
     X(c_land, TIDE_AUTO, 1, 148, "CTAs (host: ignored) that land a wave")                           \
     X(n_ctx, 4, 1, 16, "RMA contexts a rail communicator")                                          \
     X(ring_slots, 2, 1, 64, "landing slots that ring groups share")                                 \
-    X(head_bytes, INT64_C(8) << 20, 16, INT64_C(1) << 40, "bytes of heads a round of the all-gather") \
+    X(head_bytes, INT64_C(8) << 20, 16, INT64_C(1) << 40, "bytes of heads a round of the all-gather, of a part of a cast") \
     X(multicast, TIDE_AUTO, 0, 1, "1: one write serves a node (host: one shared landing); 0: one a rank") \
     X(poison, 0, 0, 1, "1: fill a released landing with 0xFF, so that use after reshard shows")     \
     X(deadline_ms, 600000, 1, INT64_C(1) << 40, "milliseconds a wait may take from its enqueue")    \

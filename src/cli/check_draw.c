@@ -77,6 +77,8 @@ static void roll_free_knobs(const cli *c, dice *d, const tide_topology *t, tide_
         set_knob(c, o, "n_ctx", 1 + (int64_t)roll(d, 5));
     if (chance(d, 2))
         set_knob(c, o, "head_bytes", 16 + (int64_t)roll(d, 2000));
+    if (chance(d, 2))
+        set_knob(c, o, "target", 1);
     if (chance(d, 4)) {
         set_knob(c, o, "c_sum", 1 + (int64_t)roll(d, 8));
         set_knob(c, o, "c_land", 1 + (int64_t)roll(d, 4));

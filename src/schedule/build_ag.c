@@ -15,6 +15,7 @@
 #include "schedule/schedule.h"
 
 enum {
+    MAX_PARTS = 8, /* of arguments that are cast while others are sent */
     MAX_SLOT_GROUPS = 4 /* the last round's tails arrive and are scattered in at most so many groups */
 };
 
@@ -113,10 +114,10 @@ static void run(builder *b, op_addr src, op_addr dst, uint64_t width, uint64_t r
 
 /* Parameters from `first` on that lie at equal pitch in shard and landing: one strip each, all of the same size. Empty
  * ones in between take no room and do not count. *next: first parameter behind them. */
-static uint32_t equal_params(const geo_group *geo, uint32_t first, uint32_t *next)
+static uint32_t equal_params(const geo_group *geo, uint32_t first, uint32_t end, uint32_t *next)
 {
     uint32_t n = 1, i = first + 1;
-    for (; geo->params[first].outer == 1 && i < geo->n_params; i++) {
+    for (; geo->params[first].outer == 1 && i < end; i++) {
         if (geo->params[i].shard == 0)
             continue;
         if (geo->params[i].outer != 1 || geo->params[i].shard != geo->params[first].shard)
@@ -143,7 +144,7 @@ static void copy_slots(builder *b, op_addr src, uint32_t count, uint32_t first_r
         if (p->shard == 0)
             continue;
         if (p->outer == 1) { /* inner axis: equal neighbours */
-            inner = equal_params(geo, i, &next);
+            inner = equal_params(geo, i, geo->n_params, &next);
             inner_src = s;
             inner_dst = tide_align_up(ranks * s, TIDE_ALIGN);
         } else { /* inner axis: strips */
@@ -161,26 +162,27 @@ static void copy_slots(builder *b, op_addr src, uint32_t count, uint32_t first_r
     }
 }
 
-/* The own pieces of the own landing to the same places of another. */
-static void copy_landing(builder *b, op_addr src, op_addr dst)
+/* The own pieces of the own landing, of parameters [first, end), to the same places of another. */
+static void copy_landing(builder *b, op_addr src, op_addr dst, uint32_t first, uint32_t end)
 {
     const geo_group *geo = b->geo;
-    for (uint32_t i = 0, next; i < geo->n_params; i = next) {
+    for (uint32_t i = first, next; i < end; i = next) {
         const geo_param *p = &geo->params[i];
         uint64_t s = p->strip * geo->item, at = p->landing + b->rank * s, pitch = geo->ranks * s, rows = p->outer;
         next = i + 1;
         if (p->shard == 0)
             continue;
         if (p->outer == 1) {
-            rows = equal_params(geo, i, &next);
+            rows = equal_params(geo, i, end, &next);
             pitch = tide_align_up(pitch, TIDE_ALIGN);
         }
         run(b, moved(src, at), moved(dst, at), s, rows, pitch, pitch);
     }
 }
 
-/* Arguments, cast if need be, to a landing or packed into a slot. A run a parameter: each has its own pointer. */
-static void copy_arguments(builder *b, int stream, op_addr dst, bool packed)
+/* Arguments [first, end), cast if need be, to a landing or packed into a slot. A run a parameter: each has its own pointer.
+ * Nothing when they are empty. */
+static void copy_arguments(builder *b, int stream, op_addr dst, bool packed, uint32_t first, uint32_t end)
 {
     const geo_group *geo = b->geo;
     bool cast = geo->dtype != geo->shard_dtype;
@@ -188,7 +190,9 @@ static void copy_arguments(builder *b, int stream, op_addr dst, bool packed)
     uint64_t unit = cast ? 1 : item; /* widths count items of the dtypes in a cast, else bytes */
     op *o;
 
-    if (geo->elements == 0)
+    while (first < end && geo->params[first].shard == 0)
+        first++;
+    if (first == end)
         return;
     o = add(b, OP_COPY, stream, PHASE_AG_PUSH);
     if (cast) {
@@ -196,7 +200,7 @@ static void copy_arguments(builder *b, int stream, op_addr dst, bool packed)
         o->dst_dtype = (uint8_t)geo->dtype;
         o->flags = OP_SM;
     }
-    for (uint32_t i = 0; i < geo->n_params; i++) {
+    for (uint32_t i = first; i < end; i++) {
         const geo_param *p = &geo->params[i];
         op_addr src = {SPACE_ARG, 0, 0, (int32_t)i, 0};
         if (p->shard == 0)
@@ -229,6 +233,61 @@ static void scatter_slots(builder *b, int stream, int phase, op_addr src, uint32
 
 /* ---- one node ------------------------------------------------------------------------------- */
 
+/* Parameters [first, end) to the landings of the local peers. */
+static void push_landing(builder *b, op_addr own, uint32_t first, uint32_t end)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = first; i < end; i++)
+        bytes += b->geo->params[i].shard;
+    for (uint32_t i = 1; i < b->local && bytes; i++) {
+        uint32_t peer = b->node * b->local + (b->local_rank + i) % b->local;
+        add(b, OP_COPY, STREAM_AG_CALL, PHASE_AG_PUSH);
+        copy_landing(b, own, region(REGION_LANDING, b->bank, (int32_t)peer, 0), first, end);
+    }
+}
+
+/* Arguments reach the own landing and go on from there. Where these are two machines' work, kernels and copy engines, the
+ * parameters go in parts of at least head_bytes each, so that the second begins when the first part is through; ends[i]: end
+ * of part i. */
+static uint32_t split_arguments(const builder *b, uint32_t ends[MAX_PARTS])
+{
+    const geo_group *geo = b->geo;
+    uint64_t parts = tide_min_u64(geo->shard_bytes / (uint64_t)b->plan->options.head_bytes, MAX_PARTS), at = 0;
+    uint32_t n = 0;
+
+    if (b->plan->options.target == 1 && b->local > 1 && !b->multicast) {
+        for (uint32_t i = 0; i + 1 < geo->n_params && n + 1 < parts; i++) {
+            at += geo->params[i].shard * geo->item;
+            if (at * parts >= (n + 1) * geo->shard_bytes)
+                ends[n++] = i + 1;
+        }
+    }
+    ends[n++] = geo->n_params;
+    return n;
+}
+
+static void gather_arguments(builder *b, op_addr own)
+{
+    enum { CALL_GO, CALL_PART };
+    uint32_t ends[MAX_PARTS], n = split_arguments(b, ends);
+
+    if (n == 1) {
+        copy_arguments(b, STREAM_AG_CALL, own, false, 0, ends[0]);
+        if (!b->multicast)
+            push_landing(b, own, 0, ends[0]);
+        return;
+    }
+    b->s->n_call_events = CALL_PART + n;
+    event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, CALL_GO, 0);
+    event(b, OP_JOIN, STREAM_AG_SCATTER, SCOPE_CALL, CALL_GO, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        copy_arguments(b, STREAM_AG_SCATTER, own, false, i ? ends[i - 1] : 0, ends[i]);
+        event(b, OP_RECORD, STREAM_AG_SCATTER, SCOPE_CALL, (int)(CALL_PART + i), 0);
+        event(b, OP_JOIN, STREAM_AG_CALL, SCOPE_CALL, (int)(CALL_PART + i), 0);
+        push_landing(b, own, i ? ends[i - 1] : 0, ends[i]);
+    }
+}
+
 static void build_one_node(builder *b)
 {
     enum { CALL_GO, CALL_OWN, N_CALL };
@@ -251,12 +310,7 @@ static void build_one_node(builder *b)
     } else if (b->geo->input == TIDE_INPUT_ADOPTED) {
         scatter_slots(b, STREAM_AG_CALL, PHASE_AG_PUSH, resident, 1, b->rank, true);
     } else {
-        copy_arguments(b, STREAM_AG_CALL, own, false); /* the own landing is then the peers' source */
-        for (uint32_t i = 1; i < b->local && !b->multicast && b->geo->elements; i++) {
-            uint32_t peer = b->node * b->local + (b->local_rank + i) % b->local;
-            add(b, OP_COPY, STREAM_AG_CALL, PHASE_AG_PUSH);
-            copy_landing(b, own, region(REGION_LANDING, b->bank, (int32_t)peer, 0));
-        }
+        gather_arguments(b, own);
     }
     fence(b, OP_SIGNAL, STREAM_AG_CALL, PHASE_AG_DONE, WORD_B, 0);
     fence(b, OP_WAIT, STREAM_AG_DONE, PHASE_AG_DONE, WORD_B, 0);
@@ -415,7 +469,7 @@ static void build_nodes(builder *b)
         rail_post(b, SIG_CREDIT, rail_rank(b, b->node + rounds[d].distance));
     event(b, OP_JOIN, STREAM_AG_CALL, SCOPE_EXTERN, EVENT_IN, 0);
     if (b->cast)
-        copy_arguments(b, STREAM_AG_CALL, slot_addr(b, 0, b->rank), true);
+        copy_arguments(b, STREAM_AG_CALL, slot_addr(b, 0, b->rank), true, 0, b->geo->n_params);
     event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, (int)input, 0);
     for (uint32_t d = 0; d < n_rounds; d++) {
         n_arrivals[d] = split_arrivals(b, &rounds[d], d + 1 == n_rounds, arrivals[d]);

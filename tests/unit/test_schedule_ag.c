@@ -296,6 +296,7 @@ static void random_world(world *w, uint32_t nodes, uint32_t local, uint64_t seed
     w->topology.local = local;
     w->options = options;
     w->options.multicast = dice(2);
+    w->options.target = dice(2);
     w->options.head_bytes = heads[dice(4)];
     w->options.n_ctx = 1 + dice(4);
     w->options.ring_slots = 1 + dice(3);
