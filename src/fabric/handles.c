@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -33,12 +34,17 @@ typedef struct card {
 typedef struct parcel {
     uint64_t token[2]; /* the receiver's */
     uint32_t rank;     /* the sender */
-    uint32_t unused;
+    uint32_t refused;  /* 1: without a descriptor, for the sender has failed */
 } parcel;
 
 static int system_error(const char *what)
 {
     return tide_fail(TIDE_ERR_SYSTEM, "%s: %s", what, strerror(errno));
+}
+
+static int died(uint32_t rank)
+{
+    return tide_fail(TIDE_ERR_PEER_DEAD, "handle exchange: rank %u died during set-up", rank);
 }
 
 static int listen_anywhere(card *c, uint32_t n_peers, int *out)
@@ -89,14 +95,14 @@ static struct timeval timeval_of(int ms)
     return (struct timeval){.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
 }
 
-static int send_parcel(const card *to, uint32_t rank, int fd, int64_t deadline, pid_t *peer)
+/* fd < 0: a refusal. */
+static int send_parcel(const card *to, uint32_t rank, uint32_t own_rank, int fd, int64_t deadline, pid_t *peer)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
-    parcel p = {.token = {to->token[0], to->token[1]}, .rank = rank};
+    parcel p = {.token = {to->token[0], to->token[1]}, .rank = own_rank, .refused = fd < 0};
     struct iovec part = {&p, sizeof p};
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     struct cmsghdr *header;
     struct ucred cred;
     int status = TIDE_OK, s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), failed;
@@ -116,17 +122,21 @@ static int send_parcel(const card *to, uint32_t rank, int fd, int64_t deadline, 
                              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes));
         while (failed && errno == EINTR);
         if (failed)
-            status = system_error("connect");
+            status = errno == ECONNREFUSED ? died(rank) : system_error("connect");
     }
     if (status == TIDE_OK)
         status = same_user(s, &cred);
     if (status == TIDE_OK) {
-        memset(&control, 0, sizeof control);
-        header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(header), &fd, sizeof fd);
+        if (fd >= 0) {
+            memset(&control, 0, sizeof control);
+            message.msg_control = control.bytes;
+            message.msg_controllen = sizeof control.bytes;
+            header = CMSG_FIRSTHDR(&message);
+            header->cmsg_level = SOL_SOCKET;
+            header->cmsg_type = SCM_RIGHTS;
+            header->cmsg_len = CMSG_LEN(sizeof fd);
+            memcpy(CMSG_DATA(header), &fd, sizeof fd);
+        }
         do
             sent = sendmsg(s, &message, MSG_NOSIGNAL);
         while (sent < 0 && errno == EINTR);
@@ -138,7 +148,21 @@ static int send_parcel(const card *to, uint32_t rank, int fd, int64_t deadline, 
     return status;
 }
 
-/* A rank that fails before it has sent would keep its peers waiting, so it must not run out of descriptors in between: a
+/* Peers from `first` on need not wait for this rank, which has failed; the error text stays that of `status`. */
+static void refuse(const fab_open *desc, int status, const uint8_t *peers, const card *cards, uint32_t first,
+                   int64_t deadline)
+{
+    char text[256];
+    pid_t peer;
+
+    snprintf(text, sizeof text, "%s", tide_last_error());
+    for (uint32_t r = first; r < desc->n_ranks; r++)
+        if (peers[r] && r != desc->rank)
+            (void)send_parcel(&cards[r], r, desc->rank, -1, deadline, &peer); /* who does not hear it waits longer */
+    tide_fail(status, "%s", text);
+}
+
+/* A rank that cannot even open a socket keeps its peers waiting, so it must not run out of descriptors in between: a
  * peer's process is watched until its descriptor has come, one more message is in hand. */
 static int check_descriptors(int fd, uint32_t n_peers)
 {
@@ -220,7 +244,7 @@ static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, 
         return TIDE_OK;
     for (uint32_t r = 0; n > 0 && !watch[0].revents && r < n_ranks; r++) /* what it sent before it died comes first */
         if (watch[r + 1].revents)
-            return tide_fail(TIDE_ERR_PEER_DEAD, "handle exchange: rank %u died during set-up", r);
+            return died(r);
     s = accept4(watch[0].fd, NULL, NULL, SOCK_CLOEXEC);
     if (s < 0)
         return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED ? TIDE_OK : system_error("accept");
@@ -232,7 +256,19 @@ static int take_parcel(struct pollfd *watch, const card *own, uint32_t n_ranks, 
     while (got < 0 && errno == EINTR);
     if (got >= 0)
         *fd = descriptor_of(CMSG_FIRSTHDR(&message));
+    if (got < 0 && errno != EAGAIN && errno != ECONNRESET) { /* neither silent nor gone */
+        int status = system_error("recvmsg");
+        close(s);
+        return status;
+    }
     if (got == (ssize_t)sizeof p && p.token[0] == own->token[0] && p.token[1] == own->token[1] && p.rank < n_ranks) {
+        if (p.refused) {
+            if (*fd >= 0)
+                close(*fd);
+            *fd = -1;
+            close(s);
+            return tide_fail(TIDE_ERR_SYSTEM, "handle exchange: rank %u has failed and sends no descriptor", p.rank);
+        }
         if (*fd < 0) { /* a genuine peer whose descriptor did not fit this process' table */
             close(s);
             return tide_fail(TIDE_ERR_SYSTEM,
@@ -293,9 +329,14 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
         pid_t peer = 0;
         if (!peers[r] || r == desc->rank)
             continue;
-        status = send_parcel(&cards[r], desc->rank, fd, deadline, &peer);
-        if (status == TIDE_OK)
+        status = send_parcel(&cards[r], r, desc->rank, fd, deadline, &peer);
+        if (status != TIDE_OK) {
+            refuse(desc, status, peers, cards, r, deadline);
+        } else {
             status = watch_peer(watch, r, peer);
+            if (status != TIDE_OK)
+                refuse(desc, status, peers, cards, r + 1, deadline);
+        }
     }
     for (missing = n_peers; missing && status == TIDE_OK;) {
         uint32_t from;

@@ -85,7 +85,7 @@ static void give(fuzz_input *in)
     size_t n = in->size < sizeof to ? in->size : sizeof to;
 
     memcpy(&to, in->data, n);
-    status = send_parcel(&to, 0, 0, tide_now_ns() + 1000000, &peer);
+    status = send_parcel(&to, 1, 0, 0, tide_now_ns() + 1000000, &peer);
     HOLDS(status != TIDE_OK && tide_last_error()[0]); /* nobody listens there */
     HOLDS(open_descriptors() == before);
 }

@@ -73,7 +73,7 @@ typedef struct card {
 } card;
 typedef struct parcel {
     uint64_t token[2];
-    uint32_t rank, unused;
+    uint32_t rank, refused;
 } parcel;
 
 typedef struct intrusion {
@@ -110,7 +110,7 @@ static int intrude(void *context)
 
     for (int r = 0; r < 2; r++) {
         const card *to = &e->cards[r];
-        parcel p = {{to->token[0] + how->wrong_token, to->token[1]}, how->rank, 0};
+        parcel p = {{to->token[0] + how->wrong_token, to->token[1]}, how->rank, how->no_descriptor};
         struct iovec part = {&p, how->short_parcel ? sizeof p - 4 : sizeof p};
         union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control = {{0}};
         struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
@@ -173,7 +173,7 @@ static void test_descriptors_of_strangers(void **state)
         {.what = "the same user with a wrong token", .wrong_token = true, .rank = 1},
         {.what = "a rank that does not exist", .rank = 7},
         {.what = "half a message", .short_parcel = true, .rank = 1},
-        {.what = "a wrong token and no descriptor", .wrong_token = true, .no_descriptor = true},
+        {.what = "a refusal with a wrong token", .wrong_token = true, .no_descriptor = true},
     };
     report *reports = processes_shared(2 * sizeof *reports);
     (void)state;
