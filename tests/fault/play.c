@@ -221,8 +221,8 @@ static void describe_work(player *p, tide_group_desc descs[WORK_GROUPS])
         small_layer *layer = &p->work_layers[i];
         small_init(layer, &p->numbers, names[i], TIDE_BF16, TIDE_BF16, TIDE_BF16, i);
         if (p->row->large) {
-            layer->params[2].dims[0] = 1024;
-            layer->params[2].dims[1] = 768;
+            layer->params[2].dims[0] = 512;
+            layer->params[2].dims[1] = 384;
         }
         descs[i] = layer->desc;
     }
@@ -243,7 +243,7 @@ static int set_up(player *p)
 
     options.deadline_ms = p->row->deadline_ms ? p->row->deadline_ms : 20000;
     options.head_bytes = p->row->large ? options.head_bytes : 64;
-    options.chunk = 32;
+    options.chunk = p->row->large ? options.chunk : 32;
     if (differs(p, DIFFER_OPTION))
         options.n_stg = 3;
     if (differs(p, DIFFER_NODE_SIZE))
