@@ -215,7 +215,11 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--blocks", type=int, help="default: 6 of Llama, 8 of the others")
     parser.add_argument("--tokens", type=int, help="a GPU; default: 8,192 / 16,384 / 15,600")
-    parser.add_argument("--variants", default="/c_sum=16/c_sum=4/mode=1", help="knobs of TIDE: name=value,... a run, / between runs")
+    parser.add_argument(
+        "--variants",
+        default="/c_sum=16/c_sum=4/mode=1",
+        help="runs of TIDE with other knobs: name=value,... each, / between them",
+    )
     parser.add_argument("--limit", type=float, default=135, help="seconds a model")
     parser.add_argument("--profiles", action="store_true", help="print where each side's step spends its time")
     parser.add_argument("--out")
