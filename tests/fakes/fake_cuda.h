@@ -33,8 +33,9 @@ typedef struct fake_cuda_options {
     bool no_peers;        /* no device can access another's memory */
     bool no_batch;        /* a driver without cuMemcpyBatchAsync */
     int attribute, value; /* an attribute that all devices answer otherwise; 0: none */
+    bool no_peer_words;   /* stream operations reach no other device's memory */
 } fake_cuda_options;
-#define FAKE_CUDA_OPTIONS ((fake_cuda_options){2, 32, 1, 13000, 65536, false, false, 0, 0})
+#define FAKE_CUDA_OPTIONS ((fake_cuda_options){2, 32, 1, 13000, 65536, false, false, 0, 0, false})
 
 /* A new driver, as if the process had just started; the table is good until stop. Kernels stay registered. */
 const cuda_driver *fake_cuda_start(const fake_cuda_options *options);

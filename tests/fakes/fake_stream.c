@@ -499,9 +499,11 @@ cu_result fake_StreamBatchMemOp(cu_stream stream, unsigned count, cu_stream_op *
         s = fake_find(ops[i].at.address, bytes, stream->device);
         if (!s)
             r = CU_INVALID_VALUE;
-        else if (s->kind != SPAN_HOST && s->device != stream->device)
-            fake_complain("cuStreamBatchMemOp: a word of device %d on a stream of device %d: not everywhere possible",
-                          s->device, stream->device);
+        else if (s->kind != SPAN_HOST && s->device != stream->device && fake.options.no_peer_words)
+            r = CU_INVALID_VALUE;
+        else if (s->kind != SPAN_HOST && s->device != stream->device && ops[i].at.operation != CU_OP_WRITE_64)
+            fake_complain("cuStreamBatchMemOp: a stream of device %d waits for a word of device %d", stream->device,
+                          s->device);
     }
     if (r == CU_OK) {
         fake_op *op = new_op(OP_MEMORY, count);

@@ -146,6 +146,68 @@ static int map_peers(cuda_device *d, cuda_arena *a, uint64_t bytes, cuda_memory 
     return status;
 }
 
+/* Every mapped peer gets a word of mine by a stream operation. Context current. */
+static int write_words(const cuda_device *d, const cuda_arena *a)
+{
+    if (d->face.n_ranks * sizeof(uint64_t) > a->memory[a->rank]->bytes)
+        return 0;
+    for (uint32_t r = 0; r < a->n_ranks; r++) {
+        cu_stream_op op;
+        if (!a->memory[r] || r == a->rank)
+            continue;
+        memset(&op, 0, sizeof op);
+        op.at.operation = CU_OP_WRITE_64;
+        op.at.address = a->memory[r]->base + a->rank * sizeof(uint64_t);
+        op.at.value = a->rank + 1;
+        if (d->driver->StreamBatchMemOp(d->rescue, 1, &op, 0) != CU_OK)
+            return 0;
+    }
+    return cuda_rest(d, "words of peers") == TIDE_OK;
+}
+
+/* Whether mine have come from all of them. */
+static int words_came(cuda_device *d, const cuda_arena *a)
+{
+    int came = 1;
+
+    pthread_mutex_lock(&d->lock); /* of what is read back */
+    for (uint32_t r = 0; r < a->n_ranks && came; r++) {
+        if (!a->memory[r] || r == a->rank)
+            continue;
+        if (d->driver->MemcpyDtoHAsync(d->read_back, a->memory[a->rank]->base + r * sizeof(uint64_t), sizeof *d->read_back,
+                                       d->rescue) != CU_OK ||
+            cuda_rest(d, "words of peers") != TIDE_OK || *d->read_back != r + 1)
+            came = 0;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return came;
+}
+
+/* C  Not every driver writes a word of another GPU by a stream operation, and none says so: it is tried. Then a post is
+ * that; else it is a copy. Leaves the memory zeroed. Context current. */
+static int try_words(cuda_device *d, const cuda_arena *a)
+{
+    uint8_t *all = tide_calloc(d->face.n_ranks, 1), own;
+    int status = fab_agree(&d->open, all ? TIDE_OK : TIDE_ERR_MEMORY), direct = 1;
+
+    if (status == TIDE_OK) {
+        int written = write_words(d, a);
+        status = fab_agree(&d->open, TIDE_OK); /* all are there, or will not come */
+        own = status == TIDE_OK && written && words_came(d, a);
+        if (status == TIDE_OK)
+            status = cuda_zero(d, a->memory[a->rank]->base,
+                               tide_min_u64(d->face.n_ranks * sizeof(uint64_t), a->memory[a->rank]->bytes));
+        status = fab_agree(&d->open, status);
+        if (status == TIDE_OK)
+            status = fab_allgather(&d->open, &own, all, sizeof own);
+        for (uint32_t r = 0; status == TIDE_OK && r < d->face.n_ranks; r++)
+            direct &= all[r];
+        d->direct = direct;
+    }
+    tide_free(all);
+    return status;
+}
+
 int cuda_arena_create(fab_device *face, uint64_t bytes, const uint8_t *peers, fab_arena **out)
 {
     cuda_device *d = (cuda_device *)face;
@@ -174,6 +236,8 @@ int cuda_arena_create(fab_device *face, uint64_t bytes, const uint8_t *peers, fa
             if (fds[r] >= 0)
                 close(fds[r]);
         status = fab_agree(&d->open, status);
+        if (status == TIDE_OK)
+            status = try_words(d, a);
     }
     if (fd >= 0)
         close(fd);

@@ -2,9 +2,9 @@
  * cuda.h - the CUDA device: ranks are processes or threads of one machine, one GPU each (or a share of one), streams are
  * CUDA streams of the GPU's primary context, memory is mapped between GPUs.
  *
- * A wait is a stream operation on a word in this GPU's memory, never in a peer's. A signal is an 8-byte copy into the
- * peer's word from a staging word that the same stream has written, a plain stream operation for the own word, or a
- * store of the kernel that a signal follows. Words carry no tag: whether ranks make the same call is compared on the
+ * A wait is a stream operation on a word in this GPU's memory, never in a peer's. A signal is a stream operation as well,
+ * or a store of the kernel that it follows; where the driver does not write words of another GPU, it is an 8-byte copy
+ * from a staging word that the same stream has written. Words carry no tag: whether ranks make the same call is compared on the
  * host, in the control pages, before anything of it is enqueued.
  *
  * What is enqueued is bound at once: a call's arguments travel in launches and copies. Stream operations of one stream
@@ -28,8 +28,6 @@ enum {
     CUDA_READ_BACK = 64  /* words looked at together */
 };
 _Static_assert(CUDA_TARGETS > 3 * CUDA_ROOM, "what is under way stays in the ring");
-
-enum cuda_posts { CUDA_POSTS_STAGED, CUDA_POSTS_DIRECT, CUDA_POSTS_PINNED };
 
 /* Collective `sequence` of a rank, counted from 1. */
 typedef struct cuda_tag { _Atomic uint64_t sequence, tag; } cuda_tag;
@@ -72,9 +70,8 @@ typedef struct cuda_stream {
     const fab_reduce *reduce; /* put off, with its call: posts may follow */
     fab_call *reduce_call;
     uint32_t n_ops, next_staged;
+    int behind_work;         /* bytes have been enqueued since the last wait */
     cu_ptr done, staged;     /* device memory: a launch's counter; staging words */
-    uint64_t *pinned;        /* host memory that posts are copied from: CUDA_TARGETS, more than can be under way */
-    uint64_t next_pinned;
     cu_ptr crumb_device;
     _Atomic uint64_t *crumb; /* number of the first target of the latest wait that the stream has come to; 0: none */
     uint64_t n_targets;      /* awaited so far: target t is targets[t % CUDA_TARGETS], counted from 1 */
@@ -135,7 +132,7 @@ typedef struct cuda_device {
     uint64_t *read_back;   /* CUDA_READ_BACK words of pinned memory */
     uint8_t *same_gpu;     /* per rank: its memory is in this GPU */
     uint64_t sequence;     /* collectives begun */
-    int posts, no_crumbs;  /* how words of peers are written; for measurements */
+    int direct;            /* stream operations write words of peers */
     pthread_mutex_t lock;  /* queues and what their streams wait for */
     fab_queue *queues;
     _Atomic uint32_t busy; /* something may be under way: the watch looks again soon */
@@ -164,6 +161,7 @@ void cuda_nap(int64_t *ns);
 /* device.c */
 int cuda_queues_take(cuda_device *d, uint32_t n); /* hardware queues of this GPU for streams of this process */
 void cuda_queues_give(cuda_device *d, uint32_t n);
+int cuda_rest(const cuda_device *d, const char *what); /* until the rescue stream has nothing to do; context current */
 int cuda_zero(const cuda_device *d, cu_ptr at, uint64_t bytes); /* done when it returns; context current */
 
 /* arena.c */

@@ -90,15 +90,20 @@ void cuda_queues_give(cuda_device *d, uint32_t n)
     pthread_mutex_unlock(&taken_lock);
 }
 
-int cuda_zero(const cuda_device *d, cu_ptr at, uint64_t bytes)
+int cuda_rest(const cuda_device *d, const char *what)
 {
     int64_t ns = 0;
-    int status = cuda_check(d->driver, d->driver->MemsetD8Async(at, 0, bytes, d->rescue), "cuMemsetD8Async");
-    cu_result now = CU_OK;
+    cu_result now;
 
-    while (status == TIDE_OK && (now = d->driver->StreamQuery(d->rescue)) == CU_NOT_READY)
+    while ((now = d->driver->StreamQuery(d->rescue)) == CU_NOT_READY)
         cuda_nap(&ns);
-    return status == TIDE_OK ? cuda_check(d->driver, now, "zeroing device memory") : status;
+    return cuda_check(d->driver, now, what);
+}
+
+int cuda_zero(const cuda_device *d, cu_ptr at, uint64_t bytes)
+{
+    int status = cuda_check(d->driver, d->driver->MemsetD8Async(at, 0, bytes, d->rescue), "cuMemsetD8Async");
+    return status == TIDE_OK ? cuda_rest(d, "zeroing device memory") : status;
 }
 
 /* ---- opening ------------------------------------------------------------------------------------ */
@@ -161,10 +166,6 @@ static int open_local(cuda_device *d, const fab_open *desc)
     d->open = *desc;
     status = fab_peers_init(&d->peers, &d->open, sizeof(cuda_page), &cuda_peers_hooks, d);
     d->open.options = NULL;
-    d->no_crumbs = getenv("TIDE_CUDA_CRUMBS") && strcmp(getenv("TIDE_CUDA_CRUMBS"), "0") == 0;
-    for (int i = CUDA_POSTS_STAGED; getenv("TIDE_CUDA_POSTS") && i <= CUDA_POSTS_PINNED; i++)
-        if (strcmp(getenv("TIDE_CUDA_POSTS"), (const char *const[]){"staged", "direct", "pinned"}[i]) == 0)
-            d->posts = i;
     d->face = (fab_device){.verbs = &cuda_verbs, .rail = &cuda_rail_verbs, .name = "cuda", .rank = desc->rank,
                            .n_ranks = desc->n_ranks, .node_size = desc->node_size};
     if (status == TIDE_OK && !(d->same_gpu = tide_calloc(desc->n_ranks, 1)))

@@ -4,7 +4,7 @@
 
 #include "fabric/cuda/cuda.h"
 
-enum { STREAM_BYTES = 1024, STAGED_AT = 256, CRUMB_LINE = 64, HOST_BYTES = CRUMB_LINE + CUDA_TARGETS * 8 };
+enum { STREAM_BYTES = 1024, STAGED_AT = 256, CRUMB_LINE = 64 };
 _Static_assert(STAGED_AT + CUDA_STAGED * 8 <= STREAM_BYTES, "a stream's words");
 
 void cuda_nap(int64_t *ns)
@@ -34,7 +34,7 @@ static int queue_init(fab_queue *q)
         status = cuda_zero(d, q->words, bytes);
     if (status == TIDE_OK)
         status = cuda_check(d->driver,
-                            d->driver->MemHostAlloc(&q->crumbs, (size_t)q->n_streams * HOST_BYTES,
+                            d->driver->MemHostAlloc(&q->crumbs, (size_t)q->n_streams * CRUMB_LINE,
                                                     CU_HOSTALLOC_PORTABLE | CU_HOSTALLOC_MAPPED),
                             "cuMemHostAlloc");
     if (status == TIDE_OK)
@@ -44,14 +44,13 @@ static int queue_init(fab_queue *q)
         status = event_new(d, &q->bridge[i]);
     if (status != TIDE_OK)
         return status;
-    memset(q->crumbs, 0, (size_t)q->n_streams * HOST_BYTES);
+    memset(q->crumbs, 0, (size_t)q->n_streams * CRUMB_LINE);
     for (uint32_t i = 0; i < q->n_streams; i++) {
         cuda_stream *s = &q->streams[i];
         s->done = q->words + (cu_ptr)i * STREAM_BYTES;
         s->staged = s->done + STAGED_AT;
-        s->crumb = (_Atomic uint64_t *)(void *)((char *)q->crumbs + (size_t)i * HOST_BYTES);
-        s->pinned = (uint64_t *)(void *)((char *)q->crumbs + (size_t)i * HOST_BYTES + CRUMB_LINE);
-        s->crumb_device = crumbs + (cu_ptr)i * HOST_BYTES;
+        s->crumb = (_Atomic uint64_t *)(void *)((char *)q->crumbs + (size_t)i * CRUMB_LINE);
+        s->crumb_device = crumbs + (cu_ptr)i * CRUMB_LINE;
     }
     return TIDE_OK;
 }

@@ -109,21 +109,11 @@ int cuda_post(fab_queue *q, cuda_stream *s, const cu_ptr *words, const uint64_t 
     cu_ptr from[POSTS];
     int status = TIDE_OK;
 
-    if (q->device->posts == CUDA_POSTS_DIRECT) {
+    if (q->device->direct) {
         for (uint32_t i = 0; i < n && status == TIDE_OK; i++) {
             status = gather(q, s, 1);
             if (status == TIDE_OK)
                 put_op(s, CU_OP_WRITE_64, words[i], values[i], 0);
-        }
-        return status;
-    }
-    if (q->device->posts == CUDA_POSTS_PINNED) {
-        status = cuda_flush(q, s);
-        for (uint32_t i = 0; i < n && status == TIDE_OK; i++) {
-            uint64_t *from = &s->pinned[s->next_pinned++ % CUDA_TARGETS];
-            *from = values[i];
-            status = cuda_check(driver, driver->MemcpyHtoDAsync(words[i], from, sizeof *from, s->handle),
-                                "cuMemcpyHtoDAsync of a counter");
         }
         return status;
     }
@@ -183,7 +173,10 @@ int cuda_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *p
     }
     if (status == TIDE_OK && count > 0)
         status = cuda_room(q, s, count + 1);
-    return status == TIDE_OK && count > 0 ? cuda_post(q, s, words, values, count) : status;
+    if (status == TIDE_OK && count > 0)
+        status = cuda_post(q, s, words, values, count);
+    /* behind work there is time to go out together with the next wait; else others stand and wait for it */
+    return status == TIDE_OK && !s->behind_work ? cuda_flush(q, s) : status;
 }
 
 /* The crumb says to which wait the stream has come. It is written first, and never taken back: whether that wait is over
@@ -206,10 +199,10 @@ int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, c
         s->targets[++s->n_targets % CUDA_TARGETS] = targets[i];
     }
     pthread_mutex_unlock(&d->lock);
-    if (!d->no_crumbs)
-        put_op(s, CU_OP_WRITE_64, s->crumb_device, first, 0);
+    put_op(s, CU_OP_WRITE_64, s->crumb_device, first, 0);
     for (uint32_t i = 0; i < n; i++)
         put_op(s, CU_OP_WAIT_64, targets[i].word, targets[i].value, CU_WAIT_GEQ);
+    s->behind_work = 0;
     return TIDE_OK;
 }
 
@@ -243,6 +236,7 @@ int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *cop
         status = cuda_room(q, s, (uint32_t)tide_min_u64(copy->n_runs, CUDA_ROOM));
     if (status == TIDE_OK)
         status = cuda_flush(q, s);
+    s->behind_work = 1;
     return status == TIDE_OK ? cuda_launch_copy(d->kernels, s->handle, copy, call->args, d->same_gpu[copy->rank],
                                                 COPY_CTAS)
                              : status;
@@ -261,6 +255,7 @@ int cuda_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce 
         return status;
     s->reduce = reduce;
     s->reduce_call = call;
+    s->behind_work = 1;
     return TIDE_OK;
 }
 

@@ -2,7 +2,7 @@
  * main.c - the command line over the fake driver: `tide-fake check --fabric cuda ...` needs no GPU.
  *
  * Environment: FAKE_SEED of the scheduler (default 1), FAKE_DEVICES (2), FAKE_CONNECTIONS (32), FAKE_BATCH=0 a driver
- * without batched copies. Whatever is left behind or complained of makes the exit code 1.
+ * without batched copies, FAKE_PEER_WORDS=0 one that writes no word of a peer. Whatever is left behind or complained of makes the exit code 1.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +26,7 @@ int main(int argc, char **argv)
     o.devices = (int)setting("FAKE_DEVICES", (uint64_t)o.devices);
     o.connections = (int)setting("FAKE_CONNECTIONS", (uint64_t)o.connections);
     o.no_batch = setting("FAKE_BATCH", 1) == 0;
+    o.no_peer_words = setting("FAKE_PEER_WORDS", 1) == 0;
     if (o.devices < 0 || o.devices > FAKE_MAX_DEVICES || o.connections < 1 || o.connections > FAKE_MAX_CONNECTIONS) {
         fprintf(stderr, "FAKE_DEVICES is at most %d, FAKE_CONNECTIONS in 1..%d\n", FAKE_MAX_DEVICES, FAKE_MAX_CONNECTIONS);
         return 2;
