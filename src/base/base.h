@@ -100,6 +100,12 @@ void tide_text_json_string(tide_text *t, const char *s); /* quoted and escaped *
 /* Grows *items (element size `bytes`) so that at least `need` fit; *capacity in elements. */
 int tide_grow(void *items, uint32_t *capacity, uint64_t need, size_t bytes);
 
+/* A hash table from 64-bit keys, none of them 0, to two words. All zeros: empty; tide_free(entries) ends it. */
+typedef struct tide_map_entry { uint64_t key; uint32_t value[2]; } tide_map_entry;
+typedef struct tide_map { tide_map_entry *entries; uint32_t n, size; } tide_map;
+/* The words of `key`, zeros when it is new; valid until the next call. NULL when out of memory. */
+uint32_t *tide_map_at(tide_map *m, uint64_t key);
+
 /* Validates every knob of `options` against the table; names the knob. NULL is fine (defaults). */
 int tide_options_check(const tide_options *options);
 

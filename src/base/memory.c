@@ -98,3 +98,37 @@ int tide_grow(void *items, uint32_t *capacity, uint64_t need, size_t bytes)
     *capacity = (uint32_t)want;
     return TIDE_OK;
 }
+
+/* ---- map ----------------------------------------------------------------------------------------- */
+
+/* Where `key` is or would be: open addressing, never full. */
+static tide_map_entry *probe(tide_map_entry *entries, uint32_t size, uint64_t key)
+{
+    uint64_t h = key * UINT64_C(0x9e3779b97f4a7c15);
+    uint32_t at = (uint32_t)(h ^ h >> 32) & (size - 1);
+    while (entries[at].key && entries[at].key != key)
+        at = (at + 1) & (size - 1);
+    return &entries[at];
+}
+
+uint32_t *tide_map_at(tide_map *m, uint64_t key)
+{
+    tide_map_entry *e;
+
+    if (2 * (uint64_t)m->n >= m->size) {
+        uint32_t size = m->size ? 2 * m->size : 16;
+        tide_map_entry *entries = tide_calloc(size, sizeof *entries);
+        if (!entries)
+            return NULL;
+        for (uint32_t i = 0; i < m->size; i++)
+            if (m->entries[i].key)
+                *probe(entries, size, m->entries[i].key) = m->entries[i];
+        tide_free(m->entries);
+        m->entries = entries;
+        m->size = size;
+    }
+    e = probe(m->entries, m->size, key);
+    m->n += !e->key;
+    e->key = key;
+    return e->value;
+}

@@ -104,32 +104,10 @@ static uint32_t *resource_event(verifier *v, uint32_t rank, uint32_t event, uint
 {
     rank_state *r = &v->ranks[rank];
     uint64_t key = ((uint64_t)event << 48 | (uint64_t)bank << 32 | index) + 1;
-    uint32_t at;
-    if (2 * r->n_events >= r->size_events) {
-        uint32_t size = r->size_events ? 2 * r->size_events : 16;
-        event_slot *slots = tide_calloc(size, sizeof *slots);
-        if (!slots) {
-            v->status = TIDE_ERR_MEMORY;
-            return NULL;
-        }
-        for (uint32_t i = 0; i < r->size_events; i++) {
-            if (r->events[i].key) {
-                for (at = (uint32_t)verify_mix(r->events[i].key) & (size - 1); slots[at].key;
-                     at = (at + 1) & (size - 1))
-                    ;
-                slots[at] = r->events[i];
-            }
-        }
-        tide_free(r->events);
-        r->events = slots;
-        r->size_events = size;
-    }
-    for (at = (uint32_t)verify_mix(key) & (r->size_events - 1); r->events[at].key; at = (at + 1) & (r->size_events - 1))
-        if (r->events[at].key == key)
-            return &r->events[at].record;
-    r->events[at].key = key;
-    r->n_events++;
-    return &r->events[at].record;
+    uint32_t *record = tide_map_at(&r->events, key);
+    if (!record)
+        v->status = TIDE_ERR_MEMORY;
+    return record;
 }
 
 static void event_missing(verifier *v, epoch e, const char *what)
@@ -746,7 +724,7 @@ static void tear_down(verifier *v)
     for (uint32_t i = 0; v->ranks && i < v->n_ranks; i++) {
         tide_free(v->ranks[i].base);
         tide_free(v->ranks[i].free);
-        tide_free(v->ranks[i].events);
+        tide_free(v->ranks[i].events.entries);
     }
     for (uint32_t i = 0; v->lanes && i < v->n_ranks * 2; i++)
         clock_drop(v, v->lanes[i].clock);
@@ -767,11 +745,11 @@ static void tear_down(verifier *v)
         tide_free(v->free_clocks);
         v->free_clocks = next;
     }
-    tide_free(v->seen);
+    tide_free(v->seen.entries);
     tide_free(v->read.items);
     tide_free(v->fold.items);
     tide_free(v->next.items);
-    tide_free(v->sets.memo);
+    tide_free(v->sets.memo.entries);
     tide_free(v->sets.bits);
     tide_free(v->sets.single);
     tide_free(v->dirty);

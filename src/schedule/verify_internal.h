@@ -111,8 +111,7 @@ typedef struct rank_sets {
     uint64_t *bits;
     uint32_t *single; /* per rank, 0: not made yet */
     uint32_t all;     /* 0: not made yet */
-    struct { uint32_t a, b, result; int32_t twice; } *memo;
-    uint32_t n_memo, memo_size; /* a power of two */
+    tide_map memo;    /* unions: by both sets, the result and 1 + a rank that is in both */
 } rank_sets;
 
 /* ---- the state ------------------------------------------------------------------------------------ */
@@ -151,12 +150,10 @@ typedef struct call_rank { /* a call on one rank */
     bool begun, inputs_closed, out_closed, gated;
 } call_rank;
 
-typedef struct event_slot { uint64_t key; uint32_t record; } event_slot; /* key + 1; 0: empty */
 typedef struct rank_state {
     uint64_t *base;    /* the ledger */
     uint32_t *free;    /* per slot: record + 1 of the latest FREE */
-    event_slot *events; /* RESOURCE events, open addressing */
-    uint32_t n_events, size_events;
+    tide_map events;   /* RESOURCE events: record + 1 of the latest */
     uint32_t reads;    /* RS calls begun: parity of the next */
 } rank_state;
 
@@ -184,8 +181,7 @@ typedef struct verifier {
     lane *lanes;
     rank_sets sets;
     pieces read, fold, next; /* scratch */
-    uint64_t *seen;          /* hashes of reports made */
-    uint32_t n_seen, size_seen;
+    tide_map seen;           /* by hash of the report */
     bool *dirty;
 } verifier;
 

@@ -501,46 +501,22 @@ uint32_t sets_all(verifier *v)
     return v->sets.all;
 }
 
-static bool sets_grow(verifier *v)
-{
-    rank_sets *t = &v->sets, old = *t;
-    uint32_t size = old.memo_size ? 2 * old.memo_size : 1024;
-    t->memo = tide_calloc(size, sizeof *t->memo);
-    if (!t->memo) {
-        t->memo = old.memo;
-        v->status = TIDE_ERR_MEMORY;
-        return false;
-    }
-    t->memo_size = size;
-    for (uint32_t i = 0; i < old.memo_size; i++) {
-        uint32_t at;
-        if (!old.memo[i].a)
-            continue;
-        at = (uint32_t)verify_mix((uint64_t)old.memo[i].a << 32 | old.memo[i].b) & (size - 1);
-        while (t->memo[at].a)
-            at = (at + 1) & (size - 1);
-        t->memo[at] = old.memo[i];
-    }
-    tide_free(old.memo);
-    return true;
-}
-
 uint32_t sets_union(verifier *v, uint32_t a, uint32_t b, int32_t *twice)
 {
     rank_sets *t = &v->sets;
     uint64_t bits[TIDE_MAX_NODES * TIDE_MAX_LOCAL / 64];
-    uint32_t at, result;
+    uint32_t *known, result;
     *twice = -1;
     if (!a || !b)
         return a ? a : b;
-    if (2 * t->n_memo >= t->memo_size && !sets_grow(v))
+    known = tide_map_at(&t->memo, (uint64_t)a << 32 | b);
+    if (!known) {
+        v->status = TIDE_ERR_MEMORY;
         return a;
-    at = (uint32_t)verify_mix((uint64_t)a << 32 | b) & (t->memo_size - 1);
-    for (; t->memo[at].a; at = (at + 1) & (t->memo_size - 1)) {
-        if (t->memo[at].a == a && t->memo[at].b == b) {
-            *twice = t->memo[at].twice;
-            return t->memo[at].result;
-        }
+    }
+    if (known[0]) {
+        *twice = (int32_t)known[1] - 1;
+        return known[0];
     }
     for (uint32_t i = 0; i < t->words; i++) {
         uint64_t x = t->bits[(uint64_t)a * t->words + i], y = t->bits[(uint64_t)b * t->words + i];
@@ -549,10 +525,7 @@ uint32_t sets_union(verifier *v, uint32_t a, uint32_t b, int32_t *twice)
         bits[i] = x | y;
     }
     result = sets_intern(v, bits);
-    t->memo[at].a = a;
-    t->memo[at].b = b;
-    t->memo[at].result = result;
-    t->memo[at].twice = *twice;
-    t->n_memo++;
+    known[0] = result;
+    known[1] = (uint32_t)(*twice + 1);
     return result;
 }

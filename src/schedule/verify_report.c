@@ -71,33 +71,15 @@ bool verify_fresh(verifier *v, int class, epoch a, epoch b)
 {
     uint64_t h = verify_mix(verify_mix((uint64_t)a.chain << 32 | (uint32_t)a.at) +
                             verify_mix((uint64_t)b.chain << 32 | (uint32_t)b.at) * 3 + (uint64_t)class + 1);
-    uint32_t at;
+    uint32_t *seen;
     if (v->stop)
         return false;
-    if (2 * v->n_seen >= v->size_seen) {
-        uint32_t size = v->size_seen ? 2 * v->size_seen : 64;
-        uint64_t *seen = tide_calloc(size, sizeof *seen);
-        if (!seen) {
-            v->status = TIDE_ERR_MEMORY;
-            return false;
-        }
-        for (uint32_t i = 0; i < v->size_seen; i++) {
-            if (v->seen[i]) {
-                for (at = (uint32_t)v->seen[i] & (size - 1); seen[at]; at = (at + 1) & (size - 1))
-                    ;
-                seen[at] = v->seen[i];
-            }
-        }
-        tide_free(v->seen);
-        v->seen = seen;
-        v->size_seen = size;
-    }
-    h += !h;
-    for (at = (uint32_t)h & (v->size_seen - 1); v->seen[at]; at = (at + 1) & (v->size_seen - 1))
-        if (v->seen[at] == h)
-            return false;
-    v->seen[at] = h;
-    v->n_seen++;
+    seen = tide_map_at(&v->seen, h + !h);
+    if (!seen)
+        v->status = TIDE_ERR_MEMORY;
+    if (!seen || *seen)
+        return false;
+    *seen = 1;
     v->result->violations++;
     v->result->by_class[class]++;
     if (v->options->stop_after && v->result->violations >= v->options->stop_after)
