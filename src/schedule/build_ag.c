@@ -35,12 +35,7 @@ typedef struct builder {
 
 static op *add(builder *b, int kind, int stream, int phase)
 {
-    op *o = b->status == TIDE_OK ? schedule_op(b->s, kind, stream, phase) : NULL;
-    if (!o) {
-        b->status = TIDE_ERR_MEMORY;
-        return &b->ignored;
-    }
-    return o;
+    return schedule_op_or(b->s, &b->status, &b->ignored, kind, stream, phase);
 }
 
 static void event(builder *b, int kind, int stream, int scope, int which, uint32_t bank)

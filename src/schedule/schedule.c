@@ -70,6 +70,15 @@ op *schedule_op(schedule *s, int kind, int stream, int phase)
     return o;
 }
 
+op *schedule_op_or(schedule *s, int *status, op *ignored, int kind, int stream, int phase)
+{
+    op *o = *status == TIDE_OK ? schedule_op(s, kind, stream, phase) : NULL;
+    if (o)
+        return o;
+    *status = TIDE_ERR_MEMORY;
+    return ignored;
+}
+
 int schedule_run(schedule *s, const op_run *run)
 {
     if (tide_grow(&s->runs, &s->cap_runs, (uint64_t)s->n_runs + 1, sizeof *s->runs) != TIDE_OK)

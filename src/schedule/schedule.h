@@ -183,6 +183,8 @@ void schedule_clear(schedule *s);
 
 /* Used by the builders. Each appends and returns TIDE_OK or TIDE_ERR_MEMORY; items are appended after schedule_op and counted in it. */
 op *schedule_op(schedule *s, int kind, int stream, int phase); /* NULL when out of memory */
+/* The same for a builder that looks at its status once, in the end: after a failure stores into the op go to *ignored. */
+op *schedule_op_or(schedule *s, int *status, op *ignored, int kind, int stream, int phase);
 int schedule_run(schedule *s, const op_run *run);         /* belongs to the last op */
 int schedule_segment(schedule *s, const op_segment *segment);
 int schedule_put(schedule *s, const op_put *put);
