@@ -20,11 +20,12 @@ const cli_command cli_commands[] = {
      "list of shapes that between them meet every mechanism. Last line: verify: proved: ... 0 violations, or\n"
      "verify: K violations (exit 1)."},
     {"check", CMD_CHECK, cli_check, "", "real calls, every byte against a naive oracle",
-     "Runs all-gathers and reduce-scatters on the host fabric and compares every byte with a naive oracle:\n"
-     "gathered bytes bitwise, sums bitwise in the contract's order of additions and within 1e-5 of fp64.\n"
-     "Without --model or --shapes, configurations are drawn from --seed on, seed by seed: nodes, ranks, shapes,\n"
-     "dtypes, inputs, landings, subsets of gradients, modes, and each knob that is not given. What fails names\n"
-     "its seed; --seed THAT --calls N replays it. Last line: check: T calls, W wrong."},
+     "Runs all-gathers and reduce-scatters on a fabric and compares every byte with a naive oracle: gathered bytes\n"
+     "bitwise, sums bitwise in the contract's order of additions and within 1e-5 of fp64. Without --model or\n"
+     "--shapes, configurations are drawn from --seed on, seed by seed: nodes, ranks, shapes, dtypes, inputs,\n"
+     "landings, subsets of gradients, modes, each knob that is not given, and what makes a run hard: streams in\n"
+     "another order, delays on the rail, a slow rank, the same calls again with other knobs. What fails names its\n"
+     "seed; --seed THAT --calls N replays it. Last line: check: T calls, W wrong."},
     {"bench", CMD_BENCH, cli_bench, "ag|rs", "times all-gather or reduce-scatter, in nccl-tests' columns",
      "Times calls on a fabric, from inputs to outputs, and prints nccl-tests' columns: size is that of the\n"
      "gathered or the scattered buffer, busbw = algbw * (n - 1) / n. Out-of-place: shards are arguments, copied by\n"
