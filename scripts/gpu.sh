@@ -7,6 +7,7 @@
 #   driver-rules   what the driver must do, asked of the real one
 #   kernels        every kernel against its twin in C
 #   check          tide check --fabric cuda
+#   lifetime       10,000 calls of two groups in the same slots; then with too few hardware queues, whatever comes of it
 #   tests          tests/gpu: FSDP2 on TIDE against stock FSDP2
 #   ops overlap train   the benches; their numbers also as JSON
 #   rivals         bench/ops.py: NCCL on windows and symmetric memory; with the NCCL of $NCCL_DIR/env.sh (.nccl) if there
@@ -36,7 +37,7 @@ limit_of() {
     eval "given=\${LIMIT_$(echo "$1" | tr '[:lower:]-' '[:upper:]_'):-}"
     if [ -n "$given" ]; then echo "$given"; return; fi
     case $1 in
-    build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; kernels) echo 100 ;; check) echo 190 ;;
+    build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; kernels) echo 100 ;; check) echo 190 ;; lifetime) echo 240 ;;
     tests) echo 300 ;; ops) echo 250 ;; rivals) echo 150 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
     esac
 }
@@ -76,6 +77,16 @@ run() {
             timeout -k 5 45 "$0" check --fabric cuda $how || code=1
         done
         exit $code' "$tide" ;;
+    lifetime) part lifetime sh -c '
+        code=0
+        for how in "--local 2" "--nodes 2 --local 1"; do
+            echo "---- check --fabric cuda --lifetime $how"
+            timeout -k 5 90 "$0" check --fabric cuda --lifetime $how || code=1
+        done
+        echo "---- the same with 8 hardware queues, unchecked"
+        CUDA_DEVICE_MAX_CONNECTIONS=8 TIDE_CUDA_CONNECTIONS_UNCHECKED=1 \
+            timeout -k 5 50 "$0" check --fabric cuda --lifetime --local 2 --deadline-ms 4000 || echo "ends with $?"
+        exit $code' "$tide" ;;
     tests) part tests "$python" -m pytest -v -s --tb=no -rs -p no:cacheprovider --maxfail=12 tests/gpu ;;
     ops) part ops "$python" bench/ops.py --parts ag,rs,frontier --out "$out/ops.json" ;;
     rivals) part rivals sh -c '
@@ -88,7 +99,7 @@ run() {
     esac
 }
 
-[ $# -gt 0 ] || set -- build info driver-rules kernels check tests ops rivals overlap train demo
+[ $# -gt 0 ] || set -- build info driver-rules kernels check lifetime tests ops rivals overlap train demo
 for name in "$@"; do run "$name"; done
 echo
 echo "==== gpu.sh: $(($(date +%s) - began)) s$summary"

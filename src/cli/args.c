@@ -72,6 +72,8 @@ static const flag flags[] = {
     {"threads", 0, FLAG_BOOL, CMD_RUNS, AT(threads), 0, 0, NULL, "ranks are threads of this process (default)"},
     {"procs", 0, FLAG_BOOL, CMD_RUNS, AT(procs), 0, 0, NULL, "ranks are processes"},
     {"fabric", 0, FLAG_TEXT, CMD_RUNS, AT(fabric), 0, 0, "NAME", "what carries the bytes (default host)"},
+    {"lifetime", 0, FLAG_BOOL, CMD_CHECK, AT(lifetime), 0, 0, NULL,
+     "two unequal groups that share a landing slot and staging, ranks that pause at random (default 10000 calls)"},
     {"gpus", 0, FLAG_NUMBER, CMD_RUNS, AT(gpus), 1, 64, "N", "GPUs to spread the ranks over (default: all there are)"},
     {"seed", 0, FLAG_NUMBER, CMD_CHECK, AT(seed), 0, INT64_MAX, "S", "of the first configuration (default 1)"},
     {"calls", 0, FLAG_NUMBER, CMD_CHECK, AT(calls), 1, 1000000000, "T",

@@ -6,7 +6,7 @@
 #include "cli/check.h"
 
 /* The default number of calls of drawn configurations is that in which every bucket of the histogram gets ENOUGH. */
-enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, ENOUGH = 100, MAX_LEFT_OUT = 100, TELL_SECONDS = 15 };
+enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, DEFAULT_LIFETIME = 10000, ENOUGH = 100, MAX_LEFT_OUT = 100, TELL_SECONDS = 15 };
 
 /* ---- running and counting ---------------------------------------------------------------- */
 
@@ -254,7 +254,7 @@ static void print_tally_json(const cli *c, const tally *t, bool drawn)
 /* Everything is drawn: then a long run fills every bucket. */
 static bool all_drawn(const cli *c)
 {
-    bool drawn = !c->model && !c->shapes && !c->nodes && !c->local && !c->threads && !c->procs && !c->fabric;
+    bool drawn = !c->lifetime && !c->model && !c->shapes && !c->nodes && !c->local && !c->threads && !c->procs && !c->fabric;
 
     for (size_t i = 0; i < CLI_MAX_KNOBS; i++)
         drawn = drawn && !c->knob_given[i];
@@ -278,7 +278,10 @@ static bool fits(const check_config *config)
 int cli_check(const cli *c)
 {
     bool given = c->model || c->shapes;
-    uint64_t want = c->calls ? (uint64_t)c->calls : given ? DEFAULT_MODEL_CALLS : DEFAULT_CALLS, done = 0;
+    uint64_t want = c->calls      ? (uint64_t)c->calls
+                    : given       ? DEFAULT_MODEL_CALLS
+                    : c->lifetime ? DEFAULT_LIFETIME
+                                  : DEFAULT_CALLS, done = 0;
     uint64_t seed = (uint64_t)c->seed;
     static const char *const shape_flags[] = {"dtype",   "shard-dtype", "grad-dtype", "input",
                                               "landing", "groups",      NULL};
@@ -288,6 +291,8 @@ int cli_check(const cli *c)
     tally *t;
     int code = CLI_OK;
 
+    if (given && c->lifetime)
+        return cli_fail(c, "--lifetime: has groups of its own, expected no --model or --shapes");
     if (!given && cli_refuse_given(c, shape_flags, "is drawn at random without --model or --shapes") != CLI_OK)
         return CLI_BAD;
     if (!fabric)
@@ -303,7 +308,7 @@ int cli_check(const cli *c)
         uint64_t left = want - done;
         int one = check_draw(c, fabric, seed, left < UINT32_MAX / 2 ? (uint32_t)left : UINT32_MAX / 2, &config);
 
-        if (one == CLI_OK && !given && !fits(&config) && left_out_in_a_row++ < MAX_LEFT_OUT) {
+        if (one == CLI_OK && !given && !c->lifetime && !fits(&config) && left_out_in_a_row++ < MAX_LEFT_OUT) {
             t->left_out++;
             check_clear(&config);
             seed++;

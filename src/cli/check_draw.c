@@ -478,6 +478,70 @@ static void roll_again(const cli *c, dice *d, check_config *config)
         again->options = config->runs[0].options;
 }
 
+/* ---- lifetime ------------------------------------------------------------------------------ */
+
+/* Two groups of unequal size in one landing slot and the same staging, whose chunks they fill many times over: whatever is
+ * written or read too late or too early shows in a later call. */
+static bool lifetime_groups(check_config *config)
+{
+    static const struct { uint32_t group; int ndim; int64_t dims[2]; } params[] = {
+        {0, 2, {37, 31}}, {0, 1, {31}}, {1, 2, {130, 61}}, {1, 1, {61}}, {1, 2, {9, 16}}, {1, 1, {3}}};
+    const tide_group_desc init = TIDE_GROUP_DESC_INIT;
+    char name[32];
+
+    for (uint32_t g = 0; g < config->n_groups; g++) {
+        config->groups[g].desc = init;
+        config->groups[g].shapes.dtype = init.dtype;
+    }
+    for (size_t p = 0; p < sizeof params / sizeof params[0]; p++) {
+        snprintf(name, sizeof name, "p%zu", p);
+        if (!cli_shapes_add(&config->groups[params[p].group].shapes, name, params[p].ndim, params[p].dims, 0))
+            return false;
+    }
+    config->groups[1].desc.shard_dtype = TIDE_F32; /* arguments, cast */
+    config->groups[1].desc.input = TIDE_INPUT_ARGUMENT;
+    config->groups[1].cast = true;
+    for (uint32_t g = 0; g < config->n_groups; g++) {
+        config->groups[g].desc.n_params = config->groups[g].shapes.n_params;
+        config->groups[g].desc.params = config->groups[g].shapes.params;
+    }
+    return true;
+}
+
+static int draw_lifetime(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t calls, check_config *config)
+{
+    check_run *run = &config->runs[0];
+    dice d = {oracle_mix(seed, 9, 1, 0, 0)};
+    tide_plan *plan;
+
+    memset(config, 0, sizeof *config);
+    config->seed = seed;
+    config->topology = (tide_topology)TIDE_TOPOLOGY_INIT;
+    config->topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
+    config->topology.local = c->local ? (uint32_t)c->local : 2;
+    config->n_groups = 2;
+    config->groups = calloc(config->n_groups, sizeof *config->groups);
+    if (!config->groups || !lifetime_groups(config))
+        return cli_fail(c, "out of memory");
+    run->fabric = fabric;
+    run->gpus = (int)c->gpus;
+    run->procs = c->procs;
+    run->options = c->options;
+    set_knob(c, &run->options, "deadline_ms", DEADLINE_MS);
+    set_knob(c, &run->options, "mode", 1);
+    set_knob(c, &run->options, "ring_slots", 1);
+    set_knob(c, &run->options, "chunk", 256);
+    set_knob(c, &run->options, "head_bytes", 1024);
+    if (plan_config(config, &run->options, &plan) != TIDE_OK)
+        return cli_fail_library(c);
+    note_plan(config, plan);
+    tide_plan_destroy(plan);
+    roll_trouble(&d, config->topology.nodes * config->topology.local, run);
+    run->pauses = true;
+    config->n_runs = 1;
+    return write_script(config, &d, calls) ? CLI_OK : cli_fail(c, "out of memory");
+}
+
 int check_draw(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t most_calls, check_config *config)
 {
     bool given = c->model || c->shapes, other = fabric != &cli_fabrics[0];
@@ -487,6 +551,8 @@ int check_draw(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t m
     uint32_t calls = 6 + (uint32_t)roll(&d, CONFIG_CALLS - 5), n_ranks;
     int status = TIDE_ERR_ARGUMENT, code;
 
+    if (c->lifetime)
+        return draw_lifetime(c, fabric, seed, most_calls, config);
     memset(config, 0, sizeof *config);
     config->seed = seed;
     config->topology = (tide_topology)TIDE_TOPOLOGY_INIT;

@@ -56,7 +56,7 @@ struct cli {
     const char *model, *shapes, *dtype, *shard_dtype, *grad_dtype, *input, *landing, *fabric; /* NULL: not given */
     int64_t groups, calls, gpus; /* 0: not given */
     int64_t rank, seed;
-    bool threads, procs, json, ops, explain, models, audit, mutate, timed, quick;
+    bool threads, procs, json, ops, explain, models, audit, mutate, lifetime, timed, quick;
     int64_t min_bytes, max_bytes, factor, params; /* 0: not given */
     int64_t iters, warmup, check;
     int64_t mutate_rank; /* -1: all ranks */

@@ -464,8 +464,8 @@ static bool populated(int device)
     for (cu_module m = fake.modules; m; m = m->next)
         if (m->device == device)
             return true;
-    for (fake_span *s = fake.spans; s; s = s->next)
-        if (s->kind != SPAN_MAPPING && s->device == device)
+    for (size_t i = 0; i < fake.n_spans; i++)
+        if (fake.spans[i]->kind != SPAN_MAPPING && fake.spans[i]->device == device)
             return true;
     return false;
 }

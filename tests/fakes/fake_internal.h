@@ -34,7 +34,6 @@ typedef struct fake_reservation {
 /* Addresses that something is behind. */
 enum fake_span_kind { SPAN_MAPPING, SPAN_ALLOCATION, SPAN_HOST };
 typedef struct fake_span {
-    struct fake_span *next;
     enum fake_span_kind kind;
     uintptr_t base;
     uint64_t bytes;
@@ -138,7 +137,8 @@ typedef struct fake_world {
     fake_handle *handles;
     uint64_t next_handle;
     fake_reservation *reservations;
-    fake_span *spans;
+    fake_span **spans; /* by address */
+    size_t n_spans, cap_spans;
     cu_stream streams;
     uint64_t n_streams;
     cu_event events;

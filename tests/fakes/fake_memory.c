@@ -15,28 +15,48 @@ enum { PAGE = 4096, GARBAGE = 0xa5 }; /* new memory holds anything but zeros */
 typedef struct trailer { uint64_t magic, bytes; int device; } trailer;
 static const uint64_t trailer_magic = 0x66616b6563756d6d;
 
+/* Number of spans that begin at or before the address. */
+static size_t spans_up_to(uintptr_t base)
+{
+    size_t lo = 0, hi = fake.n_spans;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (fake.spans[mid]->base <= base)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
 fake_span *fake_find(uintptr_t base, uint64_t bytes, int device)
 {
-    for (fake_span *s = fake.spans; s; s = s->next)
-        if (base >= s->base && base - s->base <= s->bytes && bytes <= s->bytes - (base - s->base))
-            return s->access >> device & 1 ? s : NULL;
-    return NULL;
+    size_t n = spans_up_to(base);
+    fake_span *s = n ? fake.spans[n - 1] : NULL;
+    if (!s || base - s->base > s->bytes || bytes > s->bytes - (base - s->base))
+        return NULL;
+    return s->access >> device & 1 ? s : NULL;
 }
 
 int fake_memory_count(enum fake_span_kind kind)
 {
     int n = 0;
-    for (fake_span *s = fake.spans; s; s = s->next)
-        n += s->kind == kind;
+    for (size_t i = 0; i < fake.n_spans; i++)
+        n += fake.spans[i]->kind == kind;
     return n;
 }
 
 static fake_span *add_span(enum fake_span_kind kind, void *base, uint64_t bytes, int device, uint32_t access)
 {
     fake_span *s = calloc(1, sizeof *s);
-    *s = (fake_span){fake.spans, kind, (uintptr_t)base, bytes, device, access, NULL};
-    fake.spans = s;
-    return s;
+    size_t at = spans_up_to((uintptr_t)base);
+    *s = (fake_span){kind, (uintptr_t)base, bytes, device, access, NULL};
+    if (fake.n_spans == fake.cap_spans) {
+        fake.cap_spans = fake.cap_spans ? 2 * fake.cap_spans : 64;
+        fake.spans = realloc(fake.spans, fake.cap_spans * sizeof(fake_span *));
+    }
+    memmove(fake.spans + at + 1, fake.spans + at, (fake.n_spans++ - at) * sizeof(fake_span *));
+    return fake.spans[at] = s;
 }
 
 static void drop_memory(fake_memory *m)
@@ -47,10 +67,10 @@ static void drop_memory(fake_memory *m)
     }
 }
 
-static void drop_span(fake_span **at)
+static void drop_span(fake_span *s)
 {
-    fake_span *s = *at;
-    *at = s->next;
+    size_t at = spans_up_to(s->base);
+    memmove(fake.spans + at - 1, fake.spans + at, (fake.n_spans-- - at) * sizeof(fake_span *));
     if (s->memory) {
         mmap((void *)s->base, s->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         drop_memory(s->memory);
@@ -62,8 +82,11 @@ static void drop_span(fake_span **at)
 
 void fake_memory_clear(void)
 {
-    while (fake.spans)
-        drop_span(&fake.spans);
+    while (fake.n_spans)
+        drop_span(fake.spans[fake.n_spans - 1]);
+    free(fake.spans);
+    fake.spans = NULL;
+    fake.cap_spans = 0;
     while (fake.reservations) {
         fake_reservation *r = fake.reservations;
         fake.reservations = r->next;
@@ -189,8 +212,8 @@ cu_result fake_MemImport(cu_handle *handle, void *fd, int type)
         r = CU_INVALID_VALUE;
     for (fake_handle *h = fake.handles; r == CU_OK && h && !m; h = h->next)
         m = h->memory->inode == st.st_ino ? h->memory : NULL;
-    for (fake_span *s = fake.spans; r == CU_OK && s && !m; s = s->next)
-        m = s->memory && s->memory->inode == st.st_ino ? s->memory : NULL;
+    for (size_t i = 0; r == CU_OK && i < fake.n_spans && !m; i++)
+        m = fake.spans[i]->memory && fake.spans[i]->memory->inode == st.st_ino ? fake.spans[i]->memory : NULL;
     if (r == CU_OK && !m) {
         m = calloc(1, sizeof *m);
         *m = (fake_memory){0, fcntl(own, F_DUPFD_CLOEXEC, 0), t.device, t.bytes, st.st_ino};
@@ -229,10 +252,8 @@ cu_result fake_MemAddressReserve(cu_ptr *address, size_t bytes, size_t alignment
 
 static bool mapped(uintptr_t base, uint64_t bytes)
 {
-    for (fake_span *s = fake.spans; s; s = s->next)
-        if (s->base < base + bytes && base < s->base + s->bytes)
-            return true;
-    return false;
+    size_t n = spans_up_to(base + bytes - 1);
+    return n && fake.spans[n - 1]->base + fake.spans[n - 1]->bytes > base;
 }
 
 cu_result fake_MemAddressFree(cu_ptr address, size_t bytes)
@@ -273,23 +294,21 @@ cu_result fake_MemMap(cu_ptr address, size_t bytes, size_t offset, cu_handle han
     return fake_leave(r);
 }
 
-static fake_span **find_span(enum fake_span_kind kind, uintptr_t base)
+static fake_span *find_span(enum fake_span_kind kind, uintptr_t base)
 {
-    fake_span **at = &fake.spans;
-    while (*at && ((*at)->kind != kind || (*at)->base != base))
-        at = &(*at)->next;
-    return at;
+    size_t n = spans_up_to(base);
+    return n && fake.spans[n - 1]->base == base && fake.spans[n - 1]->kind == kind ? fake.spans[n - 1] : NULL;
 }
 
 cu_result fake_MemUnmap(cu_ptr address, size_t bytes)
 {
     cu_result r = fake_enter(FAKE_MemUnmap, RELEASES);
-    fake_span **at = find_span(SPAN_MAPPING, address);
-    if (r == CU_OK && (!*at || (*at)->bytes != bytes))
+    fake_span *s = find_span(SPAN_MAPPING, address);
+    if (r == CU_OK && (!s || s->bytes != bytes))
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
-        fake_going_away((*at)->base, (*at)->bytes, "cuMemUnmap");
-        drop_span(at);
+        fake_going_away(s->base, s->bytes, "cuMemUnmap");
+        drop_span(s);
     }
     return fake_leave(r);
 }
@@ -297,7 +316,7 @@ cu_result fake_MemUnmap(cu_ptr address, size_t bytes)
 cu_result fake_MemSetAccess(cu_ptr address, size_t bytes, const cu_access *access, size_t count)
 {
     cu_result r = fake_enter(FAKE_MemSetAccess, 0);
-    fake_span *s = *find_span(SPAN_MAPPING, address);
+    fake_span *s = find_span(SPAN_MAPPING, address);
     if (r == CU_OK && (!s || s->bytes != bytes || !access || !count))
         r = CU_INVALID_VALUE;
     for (size_t i = 0; r == CU_OK && i < count; i++) {
@@ -341,7 +360,7 @@ cu_result fake_MemAlloc(cu_ptr *address, size_t bytes)
 cu_result fake_MemFree(cu_ptr address)
 {
     cu_result r = fake_enter(FAKE_MemFree, NEEDS_CONTEXT | RELEASES);
-    fake_span *s = *find_span(SPAN_ALLOCATION, address);
+    fake_span *s = find_span(SPAN_ALLOCATION, address);
     if (r == CU_OK && address == 0)
         return fake_leave(CU_OK);
     if (r == CU_OK && !s)
@@ -373,7 +392,7 @@ cu_result fake_MemHostAlloc(void **host, size_t bytes, unsigned flags)
 cu_result fake_MemFreeHost(void *host)
 {
     cu_result r = fake_enter(FAKE_MemFreeHost, NEEDS_CONTEXT | RELEASES);
-    fake_span *s = *find_span(SPAN_HOST, (uintptr_t)host);
+    fake_span *s = find_span(SPAN_HOST, (uintptr_t)host);
     if (r == CU_OK && !s)
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
