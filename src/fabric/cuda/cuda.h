@@ -93,6 +93,7 @@ struct fab_queue {
     void *crumbs;  /* mapped host memory: a line a stream */
     cu_event bridge[2]; /* between the caller's stream and `through` */
     int64_t now;   /* when the caller began the part that it is enqueueing */
+    int restless;  /* its streams would not come to rest: what they use is never freed */
 };
 
 struct fab_call {
@@ -216,8 +217,8 @@ extern const fab_peers_hooks cuda_peers_hooks;
 int cuda_failure(fab_device *d, tide_failure *out);
 int cuda_fail(fab_device *d, const tide_failure *failure);
 int cuda_fail_device(cuda_device *d); /* the driver has said why: the thread's last error */
-/* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest. */
-void cuda_bring_to_rest(cuda_device *d, fab_queue *q);
+/* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest; false: they have not. */
+bool cuda_bring_to_rest(cuda_device *d, fab_queue *q);
 /* TIDE_OK: idle; 1: not yet; else an error of the device. Lock and context are the caller's business. */
 int cuda_queue_idle(fab_queue *q);
 

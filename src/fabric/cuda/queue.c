@@ -157,7 +157,7 @@ int cuda_queue_idle(fab_queue *q)
 
 void cuda_queue_stop(fab_queue *q)
 {
-    cuda_bring_to_rest(q->device, q);
+    q->restless = !cuda_bring_to_rest(q->device, q);
 }
 
 void cuda_queue_destroy(fab_queue *q)
@@ -191,9 +191,9 @@ void cuda_queue_destroy(fab_queue *q)
     for (int i = 0; i < 2; i++)
         if (q->bridge[i])
             d->driver->EventDestroy(q->bridge[i]);
-    if (q->crumbs)
+    if (q->crumbs && !q->restless)
         d->driver->MemFreeHost(q->crumbs);
-    if (q->words)
+    if (q->words && !q->restless) /* freeing waits for the GPU */
         d->driver->MemFree(q->words);
     if (pushed)
         cuda_pop(d);

@@ -98,13 +98,13 @@ static bool release_all(cuda_device *d, fab_queue *only)
     return idle;
 }
 
-void cuda_bring_to_rest(cuda_device *d, fab_queue *q)
+bool cuda_bring_to_rest(cuda_device *d, fab_queue *q)
 {
     int64_t ns = 0, end = tide_now_ns() + (int64_t)REST_MS * 1000000;
     bool idle = false;
 
     if (cuda_push(d) != TIDE_OK)
-        return;
+        return false;
     while (!idle && tide_now_ns() < end) {
         pthread_mutex_lock(&d->lock);
         idle = release_all(d, q);
@@ -115,6 +115,7 @@ void cuda_bring_to_rest(cuda_device *d, fab_queue *q)
     cuda_pop(d);
     if (!idle)
         tide_log(0, "rank %u: the streams of device %d do not come to rest", d->face.rank, d->open.device);
+    return idle;
 }
 
 /* ---- failures ----------------------------------------------------------------------------------- */
