@@ -103,6 +103,7 @@ test:
 test-long: units cli
 	$(BUILD)/tests/test_verify 20000 2001
 	$(BUILD)/tests/test_mutants 400
+	$(BUILD)/tests/test_cuda 5000
 	$(BUILD)/tests/test_mutants_real 100000 200
 	$(BUILD)/tide check --calls 40000
 	$(BUILD)/tests/test_faults --kills 1000 2

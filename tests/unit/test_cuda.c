@@ -293,11 +293,13 @@ static void assert_told(const job *j, int status, const char *text)
 
 /* ---- right whatever the order ---------------------------------------------------------------- */
 
+static uint64_t seeds = 48;
+
 static void test_seeds(void **state)
 {
     static const uint32_t shapes[][2] = {{1, 1}, {2, 2}, {2, 1}, {3, 3}, {4, 4}, {4, 2}, {4, 1}, {3, 1}};
     (void)state;
-    for (uint64_t seed = 0; seed < 48; seed++) {
+    for (uint64_t seed = 0; seed < seeds; seed++) {
         const uint32_t *shape = shapes[seed % 8];
         fake_cuda_options o = FAKE_CUDA_OPTIONS;
         job j = base_job(shape[0], shape[1]);
@@ -564,8 +566,10 @@ static void test_aliased_queues(void **state)
     assert_true(stuck > 0);
 }
 
-int main(void)
+/* usage: test_cuda [SEEDS]: with a number, only that many worlds. */
+int main(int n_arguments, char **arguments)
 {
+    const struct CMUnitTest long_run[] = {cmocka_unit_test(test_seeds)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_seeds),         cmocka_unit_test(test_no_driver),      cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_failing_calls),  cmocka_unit_test(test_deadline),
@@ -573,5 +577,9 @@ int main(void)
         cmocka_unit_test(test_capture),       cmocka_unit_test(test_aliased_queues),
     };
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    if (n_arguments > 1) {
+        seeds = strtoull(arguments[1], NULL, 10);
+        return cmocka_run_group_tests(long_run, NULL, NULL);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
