@@ -27,7 +27,7 @@ enum fault_when {
     WHEN_LEAVING /* before tide_comm_destroy */
 };
 /* ...and how. FAIL: for at = 1, 2, ... until nothing fails any more. DIFFER: it calls, or describes, something else. */
-enum fault_what { WHAT_RAIL, WHAT_FAIL, WHAT_KILL, WHAT_STOP, WHAT_DIFFER };
+enum fault_what { WHAT_RAIL, WHAT_FAIL, WHAT_KILL, WHAT_EXIT, WHAT_STOP, WHAT_DIFFER };
 
 enum fault_differ {
     DIFFER_NOT, DIFFER_OPTION, DIFFER_NODE_SIZE, DIFFER_EXTENT, DIFFER_DTYPE, DIFFER_NAME, DIFFER_GROUPS, DIFFER_PLAN,

@@ -38,9 +38,9 @@ static void judge(const fault_row *row, uint32_t rank, const fault_report *r, in
     double limit = row->limit_ms ? (double)row->limit_ms : LIMIT_MS;
 
     text[0] = '\0';
-    if (victim && row->what == WHAT_KILL) {
-        if (!row->threads && !WIFSIGNALED(how))
-            snprintf(text, room, "was not killed: the fault did not strike");
+    if (victim && (row->what == WHAT_KILL || row->what == WHAT_EXIT)) {
+        if (r->ended || (row->what == WHAT_KILL ? !WIFSIGNALED(how) : !WIFEXITED(how)))
+            snprintf(text, room, "the fault did not strike");
         return;
     }
     if (!r->began || !r->ended)

@@ -49,6 +49,8 @@ static void strike(const player *p, int when, uint64_t at)
 {
     if (!p->victim || p->row->when != when || at != (uint64_t)p->row->at)
         return;
+    if (p->row->what == WHAT_EXIT)
+        _exit(0);
     if (p->row->what == WHAT_KILL || p->row->what == WHAT_STOP)
         raise(p->row->what == WHAT_KILL ? SIGKILL : SIGSTOP);
 }
@@ -341,6 +343,10 @@ static void look_at_failure(player *p)
     snprintf(text, sizeof text, "%s", f.text);
     if (code != p->report->code || f.code != code || f.rank >= p->numbers.n_ranks || !f.phase[0] || !f.text[0])
         wrong(p, "tide_comm_check says something else");
+    if (f.peer < 0 || f.peer >= (int64_t)p->numbers.n_ranks || (f.call == 0) != (strcmp(f.phase, "idle") == 0))
+        wrong(p, "peer or call is not named");
+    if (code == TIDE_ERR_PEER_DEAD && (f.peer != FAULT_VICTIM || f.rank != p->numbers.rank))
+        wrong(p, "another peer is named");
     if (strcmp(p->report->text, text) != 0)
         wrong(p, "the call's sentence is not the communicator's");
     if (tide_all_gather(p->work[1], NULL, NULL) != code || strcmp(tide_last_error(), text) != 0 ||
@@ -405,7 +411,7 @@ static int trouble(player *p)
 
 static void play(player *p)
 {
-    bool gone = p->row->what == WHAT_KILL || p->row->what == WHAT_STOP;
+    bool gone = p->row->what == WHAT_KILL || p->row->what == WHAT_EXIT || p->row->what == WHAT_STOP;
     tide_options o = TIDE_OPTIONS_INIT;
 
     o.deadline_ms = 20000;

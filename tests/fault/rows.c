@@ -111,6 +111,8 @@ const fault_row fault_rows[] = {
     {KILLED(NULL, 140), .name = "any item", AT(3, 1), BOTH},
     {.kind = "peer killed", .name = "between two calls", AT(2, 2), AG, .when = WHEN_IDLE, .at = 2, .what = WHAT_KILL,
      CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 1500},
+    {.kind = "peer killed", .name = "ends by itself between two calls", AT(1, 3), RS, .when = WHEN_IDLE, .at = 2,
+     .what = WHAT_EXIT, CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 1500},
     {.kind = "peer killed", .name = "before the last meeting", AT(2, 2), AG, .when = WHEN_LEAVING, .what = WHAT_KILL,
      CODES(TIDE_ERR_PEER_DEAD),
      TEXTS("rank 1 (process ", "idle"), .limit_ms = 1500},
@@ -155,6 +157,9 @@ const fault_row fault_rows[] = {
      .name = "another group's reduce-scatter", AT(2, 2), RS, MISMATCH, TEXTS("disagree", "make different calls")},
     {.kind = "mismatched signature", .what = WHAT_DIFFER, .which = DIFFER_SKIP, .name = "one call fewer", AT(2, 2),
      AG, .deadline_ms = 400, .limit_ms = 2500,
+     CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.", "")},
+    {.kind = "mismatched signature", .what = WHAT_DIFFER, .which = DIFFER_SKIP, .name = "one call fewer", AT(1, 3),
+     AG, .threads = true, .deadline_ms = 400, .limit_ms = 2500,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.", "")},
 
     {.kind = "mismatched plan digest", .what = WHAT_DIFFER, .which = DIFFER_PLAN, .name = "one node", AT(1, 3), AG,
