@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "../harness/dice.h"
 #include "../harness/interp.h"
 
 enum { MAX_GROUPS = 5, MAX_PARAMS = 8, MAX_RANKS = 36 };
@@ -217,13 +218,6 @@ static void world_check(world *w, uint32_t calls)
 
 /* ---- descriptions --------------------------------------------------------------------------- */
 
-static uint64_t dice_state;
-static uint32_t dice(uint32_t n)
-{
-    dice_state = dice_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(dice_state >> 33) % n;
-}
-
 static void random_param(tide_param *p, uint32_t n_ranks)
 {
     *p = (tide_param){0};
@@ -289,7 +283,7 @@ static void random_world(world *w, uint32_t nodes, uint32_t local, uint64_t seed
     const tide_topology topology = TIDE_TOPOLOGY_INIT;
     const tide_options options = TIDE_OPTIONS_INIT;
     memset(w, 0, sizeof *w);
-    dice_state = seed * 7919 + nodes * 131 + local;
+    dice_seed(seed * 7919 + nodes * 131 + local);
     w->seed = seed;
     w->topology = topology;
     w->topology.nodes = nodes;

@@ -12,19 +12,13 @@
 
 #include <cmocka.h>
 
+#include "../harness/dice.h"
 #include "../harness/interp.h"
 #include "../oracle/reduce.h"
 
 enum { MAX_GROUPS = 3, MAX_PARAMS = 6, MAX_RANKS = 64, MAX_CALLS = 8 };
 
 /* ---- chance ------------------------------------------------------------------------------------- */
-
-static uint64_t dice_state;
-static uint32_t dice(uint32_t n)
-{
-    dice_state = dice_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(dice_state >> 33) % n;
-}
 
 static float standard_normal(void)
 {
@@ -409,7 +403,7 @@ static void random_world(world *w, uint32_t nodes, uint32_t local, uint64_t seed
     const tide_group_desc desc = TIDE_GROUP_DESC_INIT;
 
     memset(w, 0, sizeof *w);
-    dice_state = seed * 7919 + nodes * 131 + local;
+    dice_seed(seed * 7919 + nodes * 131 + local);
     w->seed = seed;
     w->topology = topology;
     w->topology.nodes = nodes;

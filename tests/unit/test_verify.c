@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../harness/dice.h"
 #include "schedule/proof.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -497,13 +498,6 @@ static void sums_take_each_rank_once(void **state)
 
 /* ---- plans ----------------------------------------------------------------------------------------------------- */
 
-static uint64_t dice_state;
-static uint32_t dice(uint32_t n)
-{
-    dice_state = dice_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)((dice_state >> 33) % n);
-}
-
 enum { MAX_GROUPS = 3, MAX_PARAMS = 5 };
 typedef struct random_plan {
     tide_topology topology;
@@ -554,7 +548,7 @@ static tide_plan *draw_plan(random_plan *r, uint64_t seed)
     const tide_topology topology = TIDE_TOPOLOGY_INIT;
     const tide_options options = TIDE_OPTIONS_INIT;
     tide_plan *plan = NULL;
-    dice_state = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    dice_seed(seed * UINT64_C(0x9e3779b97f4a7c15) + 1);
     for (;;) {
         uint32_t n_ranks;
         int status;
