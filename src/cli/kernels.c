@@ -220,7 +220,7 @@ static launch_shapes any_shapes(uint64_t *state)
         uint32_t slot = draw(state, 2) ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT;
         shapes[i]->slot = slot;
         shapes[i]->warps = 1 + draw(state, launch_max_warps(slot, 0));
-        shapes[i]->slots = 2 + draw(state, (200u << 10) / (slot + LAUNCH_SLOT_EXTRA) / shapes[i]->warps - 2 + 1);
+        shapes[i]->slots = 2 + draw(state, (200u << 10) / (slot + KERNEL_SLOT_EXTRA) / shapes[i]->warps - 2 + 1);
     }
     return s;
 }

@@ -92,7 +92,8 @@ static double measure(bench *b, work *w, double target)
 
 static void make_sum(const bench *b, work *w, uint32_t n_sources, uint64_t elems, int beta)
 {
-    uint64_t apart = b->src_bytes / MAX_SUM;
+    /* Not a power of two: sources that begin in one bank of the memory each are slower than those of a real call. */
+    uint64_t apart = b->src_bytes / MAX_SUM - 4096 * 37 - 272;
     *w = (work){.window = elems, .n_windows = 1};
     w->segment = (fab_segment){.dst = {(uintptr_t)b->dst, -1, 0}, .elems = elems, .rows = 1, .n_sources = n_sources};
     for (uint32_t i = 0; i < n_sources; i++)
@@ -105,8 +106,8 @@ static double sum_rate(bench *b, uint32_t n_sources, uint32_t ctas, bool from_l2
     work w;
     /* In the L2 cache: sources and results of a window take a quarter of it. From memory: windows are walked over, so
      * that what is read was last touched a whole buffer ago. */
-    uint64_t all = b->dst_bytes / 4, item = 2 * n_sources + 4;
-    uint64_t window = from_l2 ? (uint64_t)b->g->l2_bytes / 4 / item & ~UINT64_C(4095) : ctas < 16 ? all / 16 : all / 4;
+    uint64_t all = b->dst_bytes / 4 - (1 << 20), item = 2 * n_sources + 4;
+    uint64_t window = from_l2 ? (uint64_t)b->g->l2_bytes / 4 / item & ~UINT64_C(4095) : (ctas < 16 ? all / 16 : all / 4) & ~UINT64_C(4095);
     make_sum(b, &w, n_sources, window, beta);
     w.ctas = ctas;
     w.n_windows = from_l2 ? 1 : all / window;

@@ -85,7 +85,7 @@ static cu_result launch_kernel(cu_function function, unsigned gx, unsigned gy, u
         seen.reduce_launches++;
         seen.with_posts += p->n_posts ? 1 : 0;
         if (strstr(function->name, "thin") || strstr(function->name, "fat"))
-            assert_true(p->slots >= 2 && shared >= bx / 32 * p->slots * (1024 + LAUNCH_SLOT_EXTRA));
+            assert_true(p->slots >= 2 && shared >= bx / 32 * p->slots * (1024 + KERNEL_SLOT_EXTRA));
     } else {
         const kernel_copy *p = parameters[0];
         uint32_t tiles = 0;

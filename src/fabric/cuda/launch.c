@@ -23,7 +23,7 @@ static const struct {
 
 const launch_shapes launch_default_shapes = {
     .thin = {.slot = KERNEL_THIN_SLOT, .warps = 8, .slots = 2},
-    .fat = {.slot = KERNEL_FAT_SLOT, .warps = 20, .slots = 4},
+    .fat = {.slot = KERNEL_FAT_SLOT, .warps = 16, .slots = 3},
 };
 
 struct cuda_kernels {
@@ -94,7 +94,7 @@ void cuda_kernels_shapes(cuda_kernels *k, const launch_shapes *shapes)
 
 uint32_t launch_shared_bytes(const launch_shape *shape)
 {
-    return shape->warps * shape->slots * (shape->slot + LAUNCH_SLOT_EXTRA);
+    return shape->warps * shape->slots * (shape->slot + KERNEL_SLOT_EXTRA);
 }
 
 uint32_t launch_max_warps(uint32_t slot, int add)

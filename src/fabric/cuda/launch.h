@@ -38,7 +38,6 @@ extern const launch_shapes launch_default_shapes;
 
 /* For measurements and tests: other shapes from the next launch on. */
 void cuda_kernels_shapes(cuda_kernels *k, const launch_shapes *shapes);
-enum { LAUNCH_SLOT_EXTRA = KERNEL_SLOT_MARGIN + KERNEL_INFO_BYTES + KERNEL_BARRIER_BYTES }; /* bytes beside a slot's tile */
 uint32_t launch_shared_bytes(const launch_shape *shape);
 /* Warps that the kernel of a shape can have; add: with the results so far (beta one). */
 uint32_t launch_max_warps(uint32_t slot, int add);

@@ -13,6 +13,14 @@
 
 enum { BETA_NOT_FINAL, BETA_ZERO, BETA_ONE }; /* fab_beta */
 
+/* Kept in a register: reading it anew is slow. */
+__device__ static inline uint32_t lane_id()
+{
+    uint32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 /* ---- bulk copies ----------------------------------------------------------------------------- */
 
 __device__ static inline uint32_t shared_address(const void *p)

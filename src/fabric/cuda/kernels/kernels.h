@@ -105,9 +105,8 @@ enum {
     KERNEL_COPY_SLOTS = 8,   /* a warp */
     KERNEL_COPY_WARPS = 6,
     KERNEL_BULK_ROW = 256,    /* narrower rows are copied plainly */
-    KERNEL_SLOT_MARGIN = 16, /* beside a slot's tile: the granule that it reaches into */
-    KERNEL_INFO_BYTES = 32,  /* a slot of a sum: what it holds */
-    KERNEL_BARRIER_BYTES = 8 /* a slot of a sum or of a copy */
+    KERNEL_SLOT_EXTRA = 64,  /* a slot of a sum, beside its tile: what it reaches into, what it is, its barrier */
+    KERNEL_BARRIER_BYTES = 8 /* a slot of a copy */
 };
 
 /* image.c: the fatbin with all of them, or an empty PTX text (n_bytes 0) when this library was built without nvcc. */

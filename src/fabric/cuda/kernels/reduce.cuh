@@ -110,7 +110,12 @@ struct alignas(16) slot_info {
     uint16_t shifted; /* some source's shift is not 0 */
     uint32_t shift;   /* bytes in the slot before the source's first element */
 };
-static_assert(sizeof(slot_info) == KERNEL_INFO_BYTES && KERNEL_SLOT_MARGIN == 16, "as launch.c counts");
+
+/* A slot, from its begin: the tile with the granule that it reaches into, what it is, its barrier. */
+template <int SLOT> struct layout {
+    static constexpr uint32_t info = SLOT + 16, barrier = info + sizeof(slot_info), bytes = SLOT + KERNEL_SLOT_EXTRA;
+    static_assert(barrier + 8 <= bytes && bytes % 16 == 0, "as launch.c counts");
+};
 
 /* The warp's order of loads: source by source of tile by tile. Rows are looked up once, what follows in a row is a step
  * away. Lane i holds the address of source i. */
@@ -118,6 +123,7 @@ template <int DTYPE, int SLOT> struct loads {
     static constexpr uint32_t TILE = SLOT / format<DTYPE>::bytes;
     uint32_t tile, end;               /* end: of the row's tiles */
     uint32_t segment, row, n_sources, source, head, shifted, elems;
+    uint32_t bytes;                   /* of the lane's copy; 0: there is none */
     uint64_t dst, address;            /* of the tile */
     int64_t left;                     /* elements of the row from the tile on; not more than 0 where the head was all */
 
@@ -148,11 +154,15 @@ template <int DTYPE, int SLOT> struct loads {
     __device__ void settle(const kernel_reduce &p, uint32_t lane)
     {
         source = 0;
-        if (tile >= p.n_tiles)
+        if (tile >= p.n_tiles) { /* no lane's turn any more, and no end of it */
+            source = 32;
+            n_sources = UINT32_MAX;
             return;
+        }
         if (tile >= end)
             enter_row(p, lane);
         elems = (uint32_t)max(min(left, (int64_t)TILE), (int64_t)0);
+        bytes = n_sources && elems ? (((uint32_t)address & 15) + elems * format<DTYPE>::bytes + 15) & ~15u : 0;
     }
 
     __device__ void start(const kernel_reduce &p, uint32_t at, uint32_t lane)
@@ -163,13 +173,10 @@ template <int DTYPE, int SLOT> struct loads {
         settle(p, lane);
     }
 
-    __device__ void next(const kernel_reduce &p, uint32_t slot, uint32_t barrier, slot_info *info, uint32_t step, uint32_t lane)
+    __device__ void next(const kernel_reduce &p, unsigned char *slot, uint32_t slot_at, uint32_t step, uint32_t lane)
     {
-        if (tile >= p.n_tiles)
-            return;
         if (lane == source) {
-            uint32_t shift = (uint32_t)address & 15;
-            uint32_t bytes = n_sources && elems ? (shift + elems * format<DTYPE>::bytes + 15) & ~15u : 0;
+            slot_info *info = (slot_info *)(slot + layout<SLOT>::info);
             if (source == 0) {
                 info->dst = dst;
                 info->elems = elems;
@@ -179,10 +186,11 @@ template <int DTYPE, int SLOT> struct loads {
                 info->head = head;
                 info->shifted = shifted;
             }
-            info->shift = shift;
-            barrier_expect(barrier, bytes);
+            if (shifted)
+                info->shift = (uint32_t)address & 15;
+            barrier_expect(slot_at + layout<SLOT>::barrier, bytes);
             if (bytes)
-                bulk_load(slot, address - shift, bytes, barrier);
+                bulk_load(slot_at, address & ~UINT64_C(15), bytes, slot_at + layout<SLOT>::barrier);
         }
         if (++source >= n_sources) {
             uint64_t on = (uint64_t)step * TILE;
@@ -243,31 +251,28 @@ __device__ static inline void store_results(uint64_t dst, float4 v, int n)
 /* ADD: beta is one, results so far are fetched while the sources arrive. */
 template <int DTYPE, int SLOT, bool ADD> __device__ static void reduce_ring(const kernel_reduce &p)
 {
-    constexpr uint32_t STRIDE = SLOT + KERNEL_SLOT_MARGIN;
-    constexpr int FOURS = SLOT / format<DTYPE>::bytes / 128; /* of a lane: elements 128 i + 4 lane .. + 3 */
+    typedef layout<SLOT> in;
     typedef typename four<DTYPE>::type packed;
+    constexpr int FOURS = SLOT / format<DTYPE>::bytes / 128; /* of a lane: elements 128 i + 4 lane .. + 3 */
     extern __shared__ __align__(128) unsigned char shared[];
 
-    uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, slots = p.slots;
+    uint32_t lane = lane_id(), warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     uint32_t first = blockIdx.x * warps + warp, step = gridDim.x * warps;
-    const unsigned char *ring = shared + warp * slots * STRIDE;
-    slot_info *infos = (slot_info *)(shared + warps * slots * STRIDE) + warp * slots;
-    uint32_t ring_at = shared_address(ring);
-    uint32_t barriers = shared_address(shared) + warps * slots * (STRIDE + KERNEL_INFO_BYTES) + warp * slots * KERNEL_BARRIER_BYTES;
-    uint32_t slot = 0, parity = 0;
+    uint32_t base = shared_address(shared), begin = warp * p.slots * in::bytes, end = begin + p.slots * in::bytes;
+    uint32_t at = begin, parity = 0; /* the oldest slot */
     loads<DTYPE, SLOT> to_load;
 
-    for (uint32_t i = lane; i < slots; i += 32)
-        barrier_init(barriers + i * KERNEL_BARRIER_BYTES);
+    for (uint32_t i = begin + lane * in::bytes; i < end; i += 32 * in::bytes)
+        barrier_init(base + i + in::barrier);
     barriers_ready();
     __syncwarp();
     to_load.start(p, first, lane);
-    for (uint32_t i = 0; i < slots; i++)
-        to_load.next(p, ring_at + i * STRIDE, barriers + i * KERNEL_BARRIER_BYTES, &infos[i], step, lane);
+    for (uint32_t i = begin; i < end; i += in::bytes)
+        to_load.next(p, shared + i, base + i, step, lane);
     __syncwarp();
 
     for (uint32_t tile = first; tile < p.n_tiles; tile += step) {
-        const slot_info info = infos[slot];
+        const slot_info info = *(const slot_info *)(shared + at + in::info);
         uint64_t dst = info.dst + lane * sizeof(float4);
         float4 acc[FOURS], old[FOURS];
         int mine = (int)info.elems - 4 * (int)lane; /* elements from this lane's first on */
@@ -286,11 +291,11 @@ template <int DTYPE, int SLOT, bool ADD> __device__ static void reduce_ring(cons
         }
         uint32_t k = 0;
         do {
-            const unsigned char *from = ring + slot * STRIDE + lane * sizeof(packed);
+            const unsigned char *from = shared + at + lane * sizeof(packed);
             packed v[FOURS];
-            barrier_wait(barriers + slot * KERNEL_BARRIER_BYTES, parity);
+            barrier_wait(base + at + in::barrier, parity);
             if (info.shifted) {
-                uint32_t shift = infos[slot].shift;
+                uint32_t shift = ((const slot_info *)(shared + at + in::info))->shift;
 #pragma unroll
                 for (int i = 0; i < FOURS; i++)
                     v[i] = load_shifted<DTYPE>(from + i * 32 * sizeof(packed), shift);
@@ -301,9 +306,10 @@ template <int DTYPE, int SLOT, bool ADD> __device__ static void reduce_ring(cons
             }
             __syncwarp();
             /* The slot is loaded again before its values are added: what they wait for is hidden behind that. */
-            to_load.next(p, ring_at + slot * STRIDE, barriers + slot * KERNEL_BARRIER_BYTES, &infos[slot], step, lane);
-            if (++slot == slots) {
-                slot = 0;
+            to_load.next(p, shared + at, base + at, step, lane);
+            at += in::bytes;
+            if (at == end) {
+                at = begin;
                 parity ^= 1;
             }
             if (info.n_sources == 0)
