@@ -153,7 +153,11 @@ static int bind_copy(binder *b, const op *o, bound_op *out)
     uint32_t v = variants(b->s, o);
     for (uint32_t parity = 0; parity < v; parity++) {
         fab_copy *copy = &b->p->copies[b->used.copies++];
-        *copy = (fab_copy){&b->p->runs[b->used.runs], 0, o->src_dtype, o->dst_dtype, (uint16_t)b->e->rank};
+        *copy = (fab_copy){.runs = &b->p->runs[b->used.runs],
+                           .src_dtype = o->src_dtype,
+                           .dst_dtype = o->dst_dtype,
+                           .rank = (uint16_t)b->e->rank,
+                           .by_kernel = (o->flags & OP_SM) != 0};
         for (uint32_t i = o->first; i < o->first + o->count; i++) {
             const op_run *r = &b->s->runs[i];
             uint32_t n = copies_of(b->e, r);
