@@ -21,7 +21,7 @@ static void memory_drop(cuda_memory *m)
     driver = m->driver;
     if (m->retained) {
         cu_context ignored;
-        int pushed = driver->CtxPush(m->context) == CU_OK;
+        int pushed = driver->CtxPush(m->context) == CU_OK || driver->CtxPush(m->context) == CU_OK;
         if (m->mapped)
             driver->MemUnmap(m->base, m->bytes);
         if (m->reserved)

@@ -156,6 +156,17 @@ static inline void cuda_pop(const cuda_device *d)
     cu_context ignored;
     d->driver->CtxPop(&ignored);
 }
+/* A GPU that has failed says so again. A call that has failed once says nothing about the stream, nor is it a reason not to
+ * free what is there. */
+static inline cu_result cuda_query(const cuda_device *d, cu_stream stream)
+{
+    cu_result now = d->driver->StreamQuery(stream);
+    return now == CU_OK || now == CU_NOT_READY ? now : d->driver->StreamQuery(stream);
+}
+static inline bool cuda_push_to_free(const cuda_device *d)
+{
+    return d->driver->CtxPush(d->context) == CU_OK || d->driver->CtxPush(d->context) == CU_OK;
+}
 /* Sleeps a little longer each time. GPUs ring no futex, and a driver's own wait would not see a failure. */
 void cuda_nap(int64_t *ns);
 

@@ -95,7 +95,7 @@ int cuda_rest(const cuda_device *d, const char *what)
     int64_t ns = 0;
     cu_result now;
 
-    while ((now = d->driver->StreamQuery(d->rescue)) == CU_NOT_READY)
+    while ((now = cuda_query(d, d->rescue)) == CU_NOT_READY)
         cuda_nap(&ns);
     return cuda_check(d->driver, now, what);
 }
@@ -269,7 +269,7 @@ static void cuda_close(fab_device *face)
         return;
     fab_peers_leave(&d->peers);
     fab_peers_clear(&d->peers);
-    if (d->retained && cuda_push(d) == TIDE_OK) {
+    if (d->retained && cuda_push_to_free(d)) {
         if (d->rescue) {
             d->driver->StreamDestroy(d->rescue);
             cuda_queues_give(d, 1);

@@ -146,7 +146,7 @@ int cuda_queue_idle(fab_queue *q)
     int idle = TIDE_OK;
 
     for (uint32_t i = 0; i < q->n_streams; i++) {
-        cu_result now = q->streams[i].handle ? driver->StreamQuery(q->streams[i].handle) : CU_OK;
+        cu_result now = q->streams[i].handle ? cuda_query(q->device, q->streams[i].handle) : CU_OK;
         if (now == CU_NOT_READY)
             idle = 1;
         else if (now != CU_OK)
@@ -176,7 +176,7 @@ void cuda_queue_destroy(fab_queue *q)
         }
     }
     pthread_mutex_unlock(&d->lock);
-    pushed = cuda_push(d) == TIDE_OK;
+    pushed = cuda_push_to_free(d);
     for (uint32_t i = 0; i < q->n_streams; i++) {
         cuda_stream *s = &q->streams[i];
         if (s->handle) {
@@ -230,7 +230,7 @@ void cuda_event_destroy(fab_event *e)
     int pushed;
     if (!e)
         return;
-    pushed = cuda_push(e->queue->device) == TIDE_OK;
+    pushed = cuda_push_to_free(e->queue->device);
     e->queue->device->driver->EventDestroy(e->handle);
     if (pushed)
         cuda_pop(e->queue->device);

@@ -31,7 +31,7 @@ static int read_words(cuda_device *d, const cuda_stream *s, uint64_t first, uint
     for (uint32_t i = 0; i < n && now == CU_OK; i++)
         now = d->driver->MemcpyDtoHAsync(&d->read_back[i], target_at(s, first + i)->word, sizeof *d->read_back,
                                          d->rescue);
-    while (now == CU_OK && (now = d->driver->StreamQuery(d->rescue)) == CU_NOT_READY && tide_now_ns() < end) {
+    while (now == CU_OK && (now = cuda_query(d, d->rescue)) == CU_NOT_READY && tide_now_ns() < end) {
         cuda_nap(&ns);
         now = CU_OK;
     }
@@ -89,7 +89,7 @@ static bool release_all(cuda_device *d, fab_queue *only)
     bool idle = true;
     for (fab_queue *q = d->queues; q; q = q->next) {
         for (uint32_t i = 0; i < q->n_streams && (!only || q == only); i++) {
-            if (q->streams[i].handle && d->driver->StreamQuery(q->streams[i].handle) == CU_NOT_READY) {
+            if (q->streams[i].handle && cuda_query(d, q->streams[i].handle) == CU_NOT_READY) {
                 release(d, &q->streams[i]);
                 idle = false;
             }
@@ -103,7 +103,7 @@ bool cuda_bring_to_rest(cuda_device *d, fab_queue *q)
     int64_t ns = 0, end = tide_now_ns() + (int64_t)REST_MS * 1000000;
     bool idle = false;
 
-    if (cuda_push(d) != TIDE_OK)
+    if (!cuda_push_to_free(d))
         return false;
     while (!idle && tide_now_ns() < end) {
         pthread_mutex_lock(&d->lock);
