@@ -95,7 +95,7 @@ enum kernel_id {
 enum {
     KERNEL_THIN_SLOT = 1024,
     KERNEL_FAT_SLOT = 2048,
-    KERNEL_THIN_WARPS = 28,  /* at most, of the ring kernels: what their registers allow */
+    KERNEL_THIN_WARPS = 32,  /* at most, of the ring kernels: what their registers allow */
     KERNEL_FAT_WARPS = 20,
     KERNEL_ADD_WARPS = 16,   /* of those with beta one */
     KERNEL_RING_SOURCES = 32, /* at most, of a sum in a ring */
