@@ -38,7 +38,7 @@ def test_what_fails_names_its_seed(tide):
     """Nobody keeps a deadline of a millisecond with twelve ranks."""
     result = tide("check", "--nodes", 6, "--local", 2, "--seed", 3, "--calls", 60, "--deadline-ms", 1, timeout=300)
     assert result.code == 1 and result.out.startswith("seed 3 (6 nodes x 2, "), result.out
-    assert "waited 0.00" in result.out and result.last.endswith(" wrong") and result.last != "check: 60 calls, 0 wrong"
+    assert " waited " in result.out and result.last.endswith(" wrong") and result.last != "check: 60 calls, 0 wrong"
 
 
 @pytest.mark.parametrize("nodes, local", [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2), (2, 8)])
