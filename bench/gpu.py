@@ -475,15 +475,15 @@ def sm_time(ranks, f, after=None, calls=3, sms=132):
         after()
     torch.cuda.synchronize()
     ranks.barrier()
-    total, kernels = 0.0, {}
-    for event in gpu_events(several):
+    total, kernels, events = 0.0, {}, gpu_events(several)
+    for event in events:
         if event["cat"] == "kernel" and "spin_kernel" not in event["name"] and "AllReduce" not in event["name"]:
             grid = event["args"].get("grid", [1, 1, 1])
             ctas = grid[0] * grid[1] * grid[2]
             total += min(ctas, sms) * event["dur"] / 1e3 / calls
             key = f"{event['name'][:60]} x{ctas}"
             kernels[key] = kernels.get(key, 0.0) + event["dur"] / 1e3 / calls
-    return (total, kernels) if kernels else (None, kernels)
+    return (total, kernels) if events else (None, kernels)
 
 
 def where_time_goes(f, top=8):

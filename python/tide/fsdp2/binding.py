@@ -46,6 +46,7 @@ class Counters:
     reduce_s: float = 0.0  # in tide_reduce_scatter and tide_wait(DONE)
     cast_bytes: int = 0  # shards that were cast on their way out
     copy_bytes: int = 0  # gradients that were not contiguous, bf16 outputs: what TIDE copies besides
+    reused: int = 0  # all-gathers of a backward that the forward's served as well
     adopted: int = 0  # shards moved into the arena
     checks: int = 0  # comparisons with stock results
 
@@ -65,14 +66,22 @@ class Stock:
         self.name, self.reason, self.counters = name, reason, Counters()
 
 
+class Slot:
+    """A landing, and whose gathered parameters it still holds though they have been resharded."""
+
+    keeper = None
+
+
 class Binding:
     on_tide = True
 
-    def __init__(self, name, param_group, group, spec, private, check_every, mode):
+    def __init__(self, name, param_group, group, spec, private, check_every, mode, slot, lasting):
         self.name, self.param_group, self.params = name, param_group, param_group.fsdp_params
         self.group, self.spec, self.private = group, spec, private
         self.device, self.on_cuda = param_group.device, param_group.device.type == "cuda"
         self.check_every, self.mode = check_every, mode
+        self.slot, self.lasting = slot, lasting
+        self.resharded = self.gathered_from = None  # where the computing stream was; shards and versions
         self.counters = Counters()
         self.ranks = param_group.mesh_info.shard_mesh_size
         self.dtype = support.gather_dtype(param_group, self.params[0])
@@ -162,7 +171,40 @@ class Binding:
         with _range("all_gather", self.name, self.counters.all_gathers):
             return self._all_gather(all_gather_stream)
 
+    # A landing that nobody else needs before the group's backward keeps what was gathered for the forward (`lasting`): the
+    # reshard is noted, and the library is told of it only when another group comes for the landing after all, or the
+    # same one with other weights.
+
+    def _weights(self):
+        """Which shards, and how often each has been written: a DTensor, its local tensor and that one's base count apart."""
+        return [
+            (id(data), data._version, p.sharded_param._version, p.sharded_param._local_tensor._version)
+            for p, data in ((p, p._sharded_param_data) for p in self.params)
+        ]
+
+    def _keep(self):
+        self.slot.keeper = self
+        if self.on_cuda:
+            self.resharded = torch.cuda.current_stream(self.device).record_event()
+
+    def _give_back(self, all_gather_stream):
+        self.slot.keeper, self.held = None, False
+        if self.on_cuda:
+            all_gather_stream.wait_event(self.resharded)
+        self.group.release(all_gather_stream.cuda_stream if self.on_cuda else None)
+
     def _all_gather(self, all_gather_stream):
+        keeper = self.slot.keeper
+        if keeper is self:
+            backward = self.param_group._training_state == TrainingState.PRE_BACKWARD
+            if backward and self.gathered_from == self._weights():
+                self.slot.keeper, self.ready = None, False
+                self.counters.reused += 1
+                return _gathered(self.placeholder)
+        if keeper is not None:
+            keeper._give_back(all_gather_stream)
+        if self.lasting:
+            self.gathered_from = self._weights()
         stream = all_gather_stream.cuda_stream if self.on_cuda else None
         if self.adopts:
             if self.adopt() and self.on_cuda:
@@ -203,6 +245,13 @@ class Binding:
 
     def release(self):
         if self.held:
+            keeping = self.slot.keeper is self
+            if self.lasting and self.ready and not keeping:
+                if self.param_group._training_state == TrainingState.FORWARD:
+                    self._keep()
+                    return
+            if keeping:
+                self.slot.keeper = None
             stream = self.stream()
             if not self.ready:  # a prefetch that nobody used: peers may still be writing
                 self.group.wait(tide_comm.READY, stream)

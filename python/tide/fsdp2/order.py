@@ -135,6 +135,20 @@ def safe(events, ring, slots):
     return True
 
 
+def lasting(events, slot):
+    """The groups whose landing nobody needs between their last release in the forward and their first gather in the
+    backward: what was gathered for the one serves the other. slot: {group: landing}, equal ones are shared."""
+    result = set()
+    for group in slot:
+        mine = [k for k, (_, other) in enumerate(events) if other is group]
+        if [events[k][0] for k in mine] != ["gather", "release", "gather", "release"]:
+            continue
+        between = events[mine[1] + 1 : mine[2]]
+        if not any(what == "gather" and slot.get(other) == slot[group] for what, other in between):
+            result.add(group)
+    return result
+
+
 def landing_bytes(groups, ring, slots, size_of):
     """Landings of a rank: each slot as large as the largest group assigned to it, and the private ones."""
     slot_bytes = [0] * slots

@@ -13,7 +13,7 @@ from tide import _lib
 from tide import comm as tide_comm
 from tide._lib import TideError, code_of
 from tide.fsdp2 import hooks, memory, order, support
-from tide.fsdp2.binding import Binding, Counters, Stock
+from tide.fsdp2.binding import Binding, Counters, Slot, Stock
 
 installations = weakref.WeakKeyDictionary()  # module -> Installation
 
@@ -79,7 +79,7 @@ class Installation:
         self.check_every, self.private = check_every, tuple(private)
         tide_comm.make_options(self.options)  # a bad knob is an error before anything else happens
         self.bindings, self.comms, self.counted = [], [], []
-        self.landing, self.kept = {}, {}
+        self.landing, self.slot, self.kept = {}, {}, {}
         self.steps, self.at_step, self.last_step = 0, Counters(), Counters()
         self.retired = Counters()  # of bindings that a new plan replaced
         self.setup()
@@ -108,6 +108,7 @@ class Installation:
         except BaseException:
             self._destroy_comms()
             raise
+        lasting = self._lasting(made)
         for group, name in groups:
             if group in made:
                 handle, spec = made[group]
@@ -120,6 +121,8 @@ class Installation:
                         spec.landing == tide_comm.LANDING_PRIVATE,
                         self.check_every,
                         int(self.options.get("mode", 0)),
+                        self.slot[group],
+                        group in lasting,
                     )
                 )
             else:
@@ -140,6 +143,14 @@ class Installation:
         for comm, device in devices.items():
             address, _ = comm.groups[0].tensor(tide_comm.TENSOR_PARAM, 0)
             self.counted.append(memory.Counted(address, comm.info.arena_bytes, device))
+
+    def _lasting(self, made):
+        """Groups that keep what was gathered for their forward until their backward. None with poison: that is there to
+        show who uses a landing after its reshard."""
+        if int(self.options.get("poison", 0)):
+            return set()
+        events = order.play_step(self.roots, order.units_by_group(self.units))
+        return order.lasting(events, {group: self.slot[group] for group in made})
 
     def _be_strict(self, groups, reasons):
         if self.strict and any(reasons.values()):
@@ -257,7 +268,9 @@ class Installation:
             self.units, self.roots, groups, size_of, self.kept, self.options.get("ring_slots"), self.private
         )
         specs = [_spec(group, name, group in ring) for group, name in members]
+        shared = [Slot() for _ in range(slots)]
         for group in groups:
+            self.slot[group] = shared[ring.index(group) % slots] if group in ring else Slot()
             self.landing[group] = (
                 f"ring slot {ring.index(group) % slots}" if group in ring else f"private: {why[group]}"
             )
@@ -321,7 +334,7 @@ class Installation:
             for group in unit.groups:
                 for p in group.fsdp_params:
                     p.__dict__.pop("_tide", None)
-        self.bindings, self.landing = [], {}
+        self.bindings, self.landing, self.slot = [], {}, {}
         for device in {group.device for unit in self.units for group in unit.groups if group.device.type == "cuda"}:
             torch.cuda.synchronize(device)  # torch's kernels may still read landings and shards
         self._destroy_comms()
