@@ -144,11 +144,15 @@ def overlap(ranks, victims, mib, until_s):
             line = f"{name:22} {ms:9.4f} {'-' if sm is None else f'{sm:8.2f}'}"
             for v, f in functions.items():
                 f_ms, n = base[v]
-                rounds = [beside(ranks, f, n, f_ms, repeated, ms, side) for _ in range(ROUNDS)]
+                bare, rounds = [], []
+                for _ in range(ROUNDS):  # in turn: a GPU that has been busy for long is slower
+                    ranks.barrier()
+                    bare.append(max(ranks.everyone(gpu_ms(f, n))))
+                    rounds.append(beside(ranks, f, n, f_ms, repeated, ms, side))
                 slow = gpu.spread([r[0] for r in rounds])[0]
                 its = gpu.spread([r[1] for r in rounds])[0]
                 outlasted = all(r[2] for r in rounds)
-                percent = 100 * (slow / f_ms - 1)
+                percent = 100 * (slow / gpu.spread(bare)[0] - 1)
                 stock_ms.setdefault((kind, v), its)
                 speed = stock_ms[kind, v] / its
                 line += f" | {slow:11.4f} {percent:6.1f}{' ' if outlasted else '!'} {its:9.4f} {speed:7.2f}"
@@ -161,6 +165,7 @@ def overlap(ranks, victims, mib, until_s):
                         "alone_ms": ms,
                         "sm_ms": sm,
                         "victim_ms": slow,
+                        "victim_alone_ms": gpu.spread(bare)[0],
                         "slowdown_percent": percent,
                         "beside_ms": its,
                         "times_faster_than_stock": speed,

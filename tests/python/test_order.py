@@ -18,12 +18,12 @@ def trace(model, step):
     seen = []
     gather, release = Binding.all_gather, Binding.release
 
-    def all_gather(self):
+    def all_gather(self, *stream):
         seen.append(("gather", self.name))
-        return gather(self)
+        return gather(self, *stream)
 
     def released(self):
-        if self.held:
+        if self.held and self.slot.keeper is not self:
             seen.append(("release", self.name))
         return release(self)
 
