@@ -247,8 +247,8 @@ def corrupted(what):
     if what == "landing":
         wait = group.wait
 
-        def spoil(event):
-            wait(event)
+        def spoil(event, *stream):
+            wait(event, *stream)
             if event == 0 and torch.distributed.get_rank() == 2:
                 binding.landings[0][3] += 1
 
