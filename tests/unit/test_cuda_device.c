@@ -1,7 +1,7 @@
 /*
- * The CUDA device over the fake driver, where calls fail: ranks that disagree, stay away, abort or are killed, streams
- * that cannot be taken, a driver or a heap that fails at each place in turn. `tide-fake check --fabric cuda` looks at
- * bytes.
+ * The CUDA device over the fake driver, where ranks and callers are in the way: ranks that disagree, stay away, abort or
+ * are killed, streams that cannot be taken, adopted memory, views, a heap that fails at each place in turn. A driver that
+ * fails is in test_cuda.c; `tide-fake check --fabric cuda` looks at bytes.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -346,7 +346,7 @@ static void test_view_outlives(void **state)
     stop();
 }
 
-/* ---- a driver, or a heap, that fails ------------------------------------------------------------ */
+/* ---- a heap that fails -------------------------------------------------------------------------- */
 
 /* A rank's whole life. Whatever fails, it comes to its end, and says why. */
 static int life_body(threads_rank *rank)
@@ -371,26 +371,6 @@ static int life_body(threads_rank *rank)
         tide_comm_abort(g.comm);
     gpu_close(&g);
     return 0;
-}
-
-static void test_driver_fails(void **state)
-{
-    uint64_t n = 1, step = 1;
-    bool failed = true;
-    (void)state;
-    for (; failed; n += step, step = 1 + n / 16) {
-        int left;
-        start(n);
-        fake_cuda_fail(NULL, n, n % 2 ? CU_INVALID_VALUE : CU_OUT_OF_MEMORY);
-        assert_int_equal(threads_run(RANKS, life_body, NULL), 0);
-        failed = fake_cuda_failed();
-        cuda_driver_fake(NULL);
-        left = fake_cuda_stop();
-        if (left)
-            fprintf(stderr, "call %llu of the driver failed\n", (unsigned long long)n);
-        assert_int_equal(left, 0);
-    }
-    assert_true(n > 60);
 }
 
 static void test_heap_fails(void **state)
@@ -472,10 +452,9 @@ int main(void)
         cmocka_unit_test(test_rank_is_killed), /* first: forks before there are threads */
         cmocka_unit_test(test_ranks_disagree), cmocka_unit_test(test_rank_stays_away),
         cmocka_unit_test(test_rank_aborts),    cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_old_driver),
-        cmocka_unit_test(test_hardware_queues), cmocka_unit_test(test_adoption),
-        cmocka_unit_test(test_view_outlives),  cmocka_unit_test(test_driver_fails),
-        cmocka_unit_test(test_heap_fails),
+        cmocka_unit_test(test_old_driver),     cmocka_unit_test(test_hardware_queues),
+        cmocka_unit_test(test_adoption),
+        cmocka_unit_test(test_view_outlives),  cmocka_unit_test(test_heap_fails),
     };
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
