@@ -25,6 +25,10 @@ CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/%.o)
 UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/unit/test_*.c))) $(BUILD)/tests/test_faults
+# The source of the CUDA kernels on a CPU, where there is a C++20 compiler; its threads are not for the sanitizers.
+CXX      ?= g++
+EMULATED := $(if $(SAN),,$(shell printf '\043include <barrier>\n' | $(CXX) -std=c++20 -x c++ -E - >/dev/null 2>&1 && echo $(BUILD)/tests/test_kernels))
+UNIT     += $(EMULATED)
 # ONLY="engine comm": unit tests whose names contain one of the words.
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT) $(FUZZ),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT) $(FUZZ))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c tests/fakes/*.c)) src/cli/rules.c)
@@ -68,6 +72,9 @@ $(BUILD)/tide: $(CLI_OBJ) $(BUILD)/libtide.a
 $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(SUPPORT) $(BUILD)/libtide.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SAN) -o $@ $^ -lcmocka $(LDLIBS)
+$(BUILD)/tests/test_kernels: tests/emulation/test_kernels.cpp tests/emulation/fabric/cuda/kernels/device.cuh $(KERNEL_SRC)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 $(WARN) -Wno-unknown-pragmas -Wno-pedantic $(CFLAGS) -ffp-contract=off -Itests/emulation -Isrc -Iinclude -o $@ $< -pthread
 # Every fault in its place. The library's system calls pass through tests/fault/wrap.c, which can fail them.
 WRAPPED := memfd_create fallocate mmap socket bind listen connect sendmsg accept4 recvmsg eventfd syscall pthread_create tide_plan_create
 $(BUILD)/tests/test_faults: $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/fault/*.c))) $(SUPPORT) $(BUILD)/libtide.a

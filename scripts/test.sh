@@ -50,6 +50,8 @@ $first -o "$scratch/c" "$scratch/c.c" -lcmocka >/dev/null 2>&1 || {
     exit 1
 }
 command -v "${NVCC:-nvcc}" >/dev/null || skip "CUDA kernels" "no nvcc: the library is built without them"
+printf '#include <barrier>\n' | "${CXX:-g++}" -std=c++20 -x c++ -E - >/dev/null 2>&1 ||
+    skip "CUDA kernels on a CPU" "${CXX:-g++} is missing or has no C++20"
 python=$(PYTHON=${PYTHON:-python3} sh scripts/python.sh)
 echo "python: $python, $("$python" -c 'import sys, torch; print(sys.version.split()[0], "torch", torch.__version__)')"
 

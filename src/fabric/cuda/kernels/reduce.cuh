@@ -22,7 +22,7 @@
  */
 __device__ static void post(const kernel_reduce &p)
 {
-    __shared__ uint32_t last;
+    bool last = false;
     if (p.n_posts == 0)
         return;
     __syncthreads();
@@ -33,8 +33,7 @@ __device__ static void post(const kernel_reduce &p)
         if (last)
             *done = 0;
     }
-    __syncthreads();
-    if (!last)
+    if (!__syncthreads_or(last))
         return;
     __threadfence_system();
     for (uint32_t i = threadIdx.x; i < p.n_posts; i += blockDim.x)
@@ -260,7 +259,7 @@ template <int DTYPE, int SLOT, bool ADD> __device__ static void reduce_ring(cons
     uint32_t first = blockIdx.x * warps + warp, step = gridDim.x * warps;
     uint32_t base = shared_address(shared), begin = warp * p.slots * in::bytes, end = begin + p.slots * in::bytes;
     uint32_t at = begin, parity = 0; /* the oldest slot */
-    loads<DTYPE, SLOT> to_load;
+    loads<DTYPE, SLOT> to_load = {};
 
     for (uint32_t i = begin + lane * in::bytes; i < end; i += 32 * in::bytes)
         barrier_init(base + i + in::barrier);

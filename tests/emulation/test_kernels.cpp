@@ -1,0 +1,158 @@
+/*
+ * test_kernels.cpp - the source of the sums, as nvcc compiles it, run on a CPU (device.cuh beside this says how) and compared
+ * with a loop, bit for bit, on random batches of any alignment. usage: test_kernels [ROUNDS [SEED]]
+ */
+#include <vector>
+
+#include "fabric/cuda/kernels/reduce.cuh"
+
+static uint64_t state = 88172645463325252u;
+static uint32_t draw(uint32_t bound)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 20) % bound;
+}
+
+template <typename KERNEL> static void launch(KERNEL kernel, uint32_t ctas, uint32_t warps)
+{
+    for (uint32_t cta = 0; cta < ctas; cta++) {
+        std::vector<std::thread> threads;
+        std::vector<warp_meeting> meetings(warps);
+        cta_meeting meeting(32 * warps);
+        for (uint32_t i = 0; i < 32 * warps; i++)
+            threads.emplace_back([&, i] {
+                threadIdx = {i};
+                blockIdx = {cta};
+                blockDim = {32 * warps};
+                gridDim = {ctas};
+                this_warp = &meetings[i / 32];
+                this_cta = &meeting;
+                kernel();
+            });
+        for (std::thread &t : threads)
+            t.join();
+    }
+}
+
+template <int DTYPE, int SLOT> static void ring(const kernel_reduce &p)
+{
+    p.beta == BETA_ONE ? reduce_ring<DTYPE, SLOT, true>(p) : reduce_ring<DTYPE, SLOT, false>(p);
+}
+
+static float element(uint64_t at, int dtype)
+{
+    float f;
+    uint16_t h;
+    if (dtype == TIDE_BF16) {
+        std::memcpy(&h, (const void *)at, sizeof h);
+        return bits_float((uint32_t)h << 16);
+    }
+    std::memcpy(&f, (const void *)at, sizeof f);
+    return f;
+}
+
+/* What the batch makes of `results`, which stand for what is at p's dst. */
+static void expect(const kernel_reduce &p, int dtype, uint64_t dst, std::vector<float> &results)
+{
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        const kernel_segment &s = p.segments[i];
+        for (uint32_t row = 0; row < s.rows; row++) {
+            for (uint64_t e = 0; e < s.elems; e++) {
+                float &out = results[(s.dst - dst + row * s.dst_pitch) / 4 + e], sum = 0.0f;
+                for (uint32_t k = 0; k < s.n_sources; k++) {
+                    const kernel_source &from = p.sources[s.first_source + k];
+                    float v = element(from.at + row * from.row_pitch + e * (dtype == TIDE_F32 ? 4 : 2), dtype);
+                    sum = k ? sum + v : v;
+                }
+                if (p.beta != BETA_NOT_FINAL) {
+                    float scaled = p.alpha * sum;
+                    sum = (p.beta == BETA_ONE ? out : 0.0f) + scaled;
+                }
+                out = sum;
+            }
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    enum { BYTES = 1 << 18, WORDS = 3 };
+    unsigned char *src = (unsigned char *)std::aligned_alloc(256, BYTES), *dst = (unsigned char *)std::aligned_alloc(256, BYTES);
+    std::vector<float> results(BYTES / 4);
+    static kernel_reduce p;
+    uint32_t rounds = argc > 1 ? (uint32_t)std::atoi(argv[1]) : 60, done = 0;
+    uint64_t words[WORDS];
+
+    state += argc > 2 ? (uint64_t)std::atoi(argv[2]) * 977 : 0;
+    for (uint32_t round = 0; round < rounds; round++) {
+        int dtype = draw(2) ? TIDE_BF16 : TIDE_F32, item = dtype == TIDE_F32 ? 4 : 2;
+        uint32_t slot = draw(2) ? (uint32_t)KERNEL_FAT_SLOT : (uint32_t)KERNEL_THIN_SLOT, warps = 1 + draw(2), ctas = 1 + draw(3), sources = 0;
+        uint64_t used = 64;
+        bool plain = draw(6) == 0;
+
+        for (uint32_t i = 0; i < BYTES / 4; i++) { /* small numbers: sums that round, and no NaN */
+            uint32_t bits;
+            float f = (float)((int)draw(2000) - 1000) / 7, old = (float)draw(1000) / 3;
+            std::memcpy(&bits, &f, sizeof bits);
+            bits = dtype == TIDE_F32 ? bits : (bits & 0xffff0000u) | (bits >> 16 ^ draw(64));
+            std::memcpy(src + 4 * i, &bits, sizeof bits);
+            std::memcpy(dst + 4 * i, &old, sizeof old);
+            results[i] = old;
+        }
+        std::memset(&p, 0, sizeof p);
+        p.done = (uint64_t)&done;
+        p.post_value = 7;
+        p.n_posts = draw(WORDS + 1);
+        p.beta = (int32_t)draw(3);
+        p.alpha = 0.7f;
+        p.tile_elems = plain ? (uint32_t)KERNEL_PLAIN_TILE : slot / (uint32_t)item;
+        p.slots = 2 + draw(5);
+        for (uint32_t n = 1 + draw(4); p.n_segments < n; p.n_segments++) {
+            kernel_segment &s = p.segments[p.n_segments];
+            s.elems = 1 + (draw(3) ? draw(9) + draw(3) * (slot / item) : draw(4 * slot / item));
+            s.rows = 1 + draw(3);
+            s.dst_pitch = s.elems * 4 + 4 * draw(5);
+            s.dst = (uint64_t)dst + used + 4 * draw(5);
+            used = (s.dst - (uint64_t)dst + s.dst_pitch * s.rows + 67) & ~UINT64_C(3);
+            s.n_sources = draw(6) ? draw(5) : draw(KERNEL_RING_SOURCES + 1);
+            s.first_source = sources;
+            s.tile = p.n_tiles;
+            s.row_tiles = (uint32_t)((s.elems + p.tile_elems - 1) / p.tile_elems);
+            p.n_tiles += s.row_tiles * s.rows;
+            for (uint32_t k = 0; k < s.n_sources; k++) {
+                kernel_source &from = p.sources[sources++];
+                uint64_t align = draw(2) ? 16 : (uint64_t)item;
+                from.row_pitch = (s.elems * item + item * draw(9) + align - 1) / align * align;
+                from.at = (uint64_t)src + 32 + draw((uint32_t)(BYTES - from.row_pitch * s.rows - 64)) / align * align;
+            }
+        }
+        REQUIRE(used <= BYTES, "the batch has no room");
+        std::memset(words, 0, sizeof words);
+        for (uint32_t i = 0; i < p.n_posts; i++)
+            p.posts[i] = (uint64_t)&words[i];
+        expect(p, dtype, (uint64_t)dst, results);
+        launch(
+            [&] {
+                if (plain)
+                    dtype == TIDE_F32 ? reduce_plain<TIDE_F32>(p) : reduce_plain<TIDE_BF16>(p);
+                else if (slot == KERNEL_THIN_SLOT)
+                    dtype == TIDE_F32 ? ring<TIDE_F32, KERNEL_THIN_SLOT>(p) : ring<TIDE_BF16, KERNEL_THIN_SLOT>(p);
+                else
+                    dtype == TIDE_F32 ? ring<TIDE_F32, KERNEL_FAT_SLOT>(p) : ring<TIDE_BF16, KERNEL_FAT_SLOT>(p);
+            },
+            ctas, warps);
+        for (uint32_t i = 0; i < BYTES / 4; i++)
+            REQUIRE(std::memcmp(dst + 4 * i, &results[i], 4) == 0, "round %u: result %u is %g, expected %g (%s, slots of %u, beta %d)",
+                    round, i, (double)element((uint64_t)dst + 4 * i, TIDE_F32), (double)results[i],
+                    dtype == TIDE_F32 ? "fp32" : "bf16", slot, p.beta);
+        for (uint32_t i = 0; i < WORDS; i++)
+            REQUIRE(words[i] == (i < p.n_posts ? 7 : 0) && done == 0, "round %u: word %u is %llu, the counter %u", round, i,
+                    (unsigned long long)words[i], done);
+    }
+    std::printf("kernels on a CPU: %u batches right\n", rounds);
+    std::free(dst);
+    std::free(src);
+    return 0;
+}
