@@ -343,7 +343,8 @@ static void look_at_failure(player *p)
     snprintf(text, sizeof text, "%s", f.text);
     if (code != p->report->code || f.code != code || f.rank >= p->numbers.n_ranks || !f.phase[0] || !f.text[0])
         wrong(p, "tide_comm_check says something else");
-    if (f.peer < 0 || f.peer >= (int64_t)p->numbers.n_ranks || (f.call == 0) != (strcmp(f.phase, "idle") == 0))
+    if (f.peer < 0 || f.peer >= (int64_t)p->numbers.n_ranks ||
+        (f.call == 0) != (strcmp(f.phase, "idle") == 0 || strcmp(f.phase, "destroy") == 0))
         wrong(p, "peer or call is not named");
     if (code == TIDE_ERR_PEER_DEAD && (f.peer != FAULT_VICTIM || f.rank != p->numbers.rank))
         wrong(p, "another peer is named");
@@ -377,7 +378,7 @@ static int trouble(player *p)
     }
     if (status != TIDE_OK)
         return status;
-    if (together(p) != TIDE_OK)
+    if (together(p) != TIDE_OK && row->when != WHEN_GATHER) /* then the victim may be gone after the last exchange */
         return wrong(p, "the all-gather failed");
     if (row->what != WHAT_FAIL)
         p->due = tide_now_ns();

@@ -17,10 +17,10 @@
 #define AT(m, l) .nodes = m, .local = l
 #define NETWORK CODES(TIDE_ERR_NETWORK)
 #define KILLED(p, n) .kind = "peer killed", .when = WHEN_ITEM, .what = WHAT_KILL, .phase = p, .at = n, \
-    CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 1500
+    CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 5000
 #define GATHERED(k) .kind = "peer killed", .name = "set-up, exchange " #k, .when = WHEN_GATHER, .what = WHAT_KILL, \
-    .at = k, AG, CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank ", ""), .limit_ms = 2000
-#define STOPPED .kind = "peer stopped", .what = WHAT_STOP, .deadline_ms = 400, .limit_ms = 2500
+    .at = k, AG, CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank ", ""), .limit_ms = 5000
+#define STOPPED .kind = "peer stopped", .what = WHAT_STOP, .deadline_ms = 400, .limit_ms = 5000
 #define DIFFERENT(how) .kind = "mismatched signature", .what = WHAT_DIFFER, .which = how, BOTH
 #define MISMATCH CODES(TIDE_ERR_MISMATCH)
 #define NO_MEMORY .kind = "allocation failure", .when = WHEN_MEMORY, .what = WHAT_FAIL, CODES(TIDE_ERR_MEMORY), \
@@ -35,18 +35,18 @@ const fault_row fault_rows[] = {
     {.kind = "lost put", .name = "all-gather tails", AT(2, 2), AG, LOST, NOW(drop, SIG_TAIL, 2), NETWORK,
      TEXTS("message ", "lost or was overtaken"), .threads = true},
     {.kind = "lost put", .name = "all-gather tails, the last message", AT(2, 1), AG, LOST, NOW(drop, SIG_TAIL, 6),
-     .deadline_ms = 400, .limit_ms = 2500,
+     .deadline_ms = 400, .limit_ms = 5000,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.4", "for rank ")},
     {.kind = "lost put", .name = "all-gather, 3 nodes", AT(3, 1), AG, LOST, NOW(drop, SIG_HEAD, 3), NETWORK,
      TEXTS("message ", "of rank 1"), .threads = true},
     {.kind = "lost put", .name = "reduce-scatter block", AT(2, 2), RS, LOST, NOW(drop, SIG_HEAD, 2), NETWORK,
      TEXTS("message ", "lost or was overtaken")},
     {.kind = "lost put", .name = "reduce-scatter block, the last message", AT(2, 1), RS, LOST, NOW(drop, SIG_HEAD, 6),
-     .deadline_ms = 400, .limit_ms = 2500,
+     .deadline_ms = 400, .limit_ms = 5000,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.4", "for rank ")},
     {.kind = "lost put", .name = "one stripe of an all-gather over four contexts", AT(2, 1), AG, .large = true, LOST,
      NOW(drop, SIG_HEAD, 6), .deadline_ms = 400,
-     .limit_ms = 2500, CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.4", "in all_gather")},
+     .limit_ms = 5000, CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.4", "in all_gather")},
 
     {.kind = "lost signal", .name = "all-gather credit", AT(2, 2), AG, LOST, NOW(drop, SIG_CREDIT, 3), NETWORK,
      TEXTS("message ", "lost or was overtaken")},
@@ -56,7 +56,7 @@ const fault_row fault_rows[] = {
      TEXTS("message ", "lost or was overtaken"), .threads = true},
     {.kind = "lost signal", .name = "any of two hundred", AT(3, 2), BOTH,
      .threads = true, LOST,
-     .rail = {.seed = 5, .drop = 3000, .delay_us = 200}, .deadline_ms = 400, .limit_ms = 2500,
+     .rail = {.seed = 5, .drop = 3000, .delay_us = 200}, .deadline_ms = 400, .limit_ms = 5000,
      CODES(TIDE_ERR_NETWORK, TIDE_ERR_DEADLINE), TEXTS("rank ", "call ")},
 
     {.kind = "duplicate signal", .name = "all-gather credit", AT(2, 2), AG, LOST, NOW(duplicate, SIG_CREDIT, 2),
@@ -110,17 +110,17 @@ const fault_row fault_rows[] = {
     {KILLED(NULL, 90), .name = "any item", AT(2, 2), BOTH},
     {KILLED(NULL, 140), .name = "any item", AT(3, 1), BOTH},
     {.kind = "peer killed", .name = "between two calls", AT(2, 2), AG, .when = WHEN_IDLE, .at = 2, .what = WHAT_KILL,
-     CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 1500},
+     CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 5000},
     {.kind = "peer killed", .name = "ends by itself between two calls", AT(1, 3), RS, .when = WHEN_IDLE, .at = 2,
-     .what = WHAT_EXIT, CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 1500},
+     .what = WHAT_EXIT, CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank 1 (process ", "died"), .limit_ms = 5000},
     {.kind = "peer killed", .name = "before the last meeting", AT(2, 2), AG, .when = WHEN_LEAVING, .what = WHAT_KILL,
      CODES(TIDE_ERR_PEER_DEAD),
-     TEXTS("rank 1 (process ", "idle"), .limit_ms = 1500},
+     TEXTS("rank 1 (process ", "idle"), .limit_ms = 5000},
     {GATHERED(1), AT(1, 3)}, {GATHERED(8), AT(2, 2)}, {GATHERED(16), AT(1, 3)}, {GATHERED(24), AT(2, 1)},
      {GATHERED(32), AT(1, 3)},
     {.kind = "peer killed", .name = "set-up, while descriptors are exchanged", AT(1, 3), AG, .when = WHEN_CALL,
      .which = CALL_SENDMSG, .at = 2, .what = WHAT_KILL,
-     CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank ", ""), .limit_ms = 2000},
+     CODES(TIDE_ERR_PEER_DEAD), TEXTS("rank ", ""), .limit_ms = 5000},
 
     {STOPPED, .name = "all-gather heads", AT(2, 2), AG, .when = WHEN_ITEM, .phase = "all_gather heads", .at = 3,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.", "in all_gather")},
@@ -156,10 +156,10 @@ const fault_row fault_rows[] = {
     {.kind = "mismatched signature", .what = WHAT_DIFFER, .which = DIFFER_CALL,
      .name = "another group's reduce-scatter", AT(2, 2), RS, MISMATCH, TEXTS("disagree", "make different calls")},
     {.kind = "mismatched signature", .what = WHAT_DIFFER, .which = DIFFER_SKIP, .name = "one call fewer", AT(2, 2),
-     AG, .deadline_ms = 400, .limit_ms = 2500,
+     AG, .deadline_ms = 400, .limit_ms = 5000,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.", "")},
     {.kind = "mismatched signature", .what = WHAT_DIFFER, .which = DIFFER_SKIP, .name = "one call fewer", AT(1, 3),
-     AG, .threads = true, .deadline_ms = 400, .limit_ms = 2500,
+     AG, .threads = true, .deadline_ms = 400, .limit_ms = 5000,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.", "")},
 
     {.kind = "mismatched plan digest", .what = WHAT_DIFFER, .which = DIFFER_PLAN, .name = "one node", AT(1, 3), AG,
