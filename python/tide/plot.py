@@ -1,6 +1,8 @@
 """Draws what the library and the demo write as JSON: python -m tide.plot FILE.json [-o FILE.png]
 
 {"schema": 1, "kind": "losses", "losses": {name: [loss, ...], ...}}   one curve a run, and its distance from the first
+{"schema": 1, "kind": "step", "points": [...]}    tide simulate step --json: what is saved and live, over tokens and nodes
+{"traceEvents": [...]}                            tide simulate --trace: the time line of one rank (--rank), a row a stream
 """
 
 import argparse
@@ -42,25 +44,76 @@ def losses(document, path):
     figure.savefig(path, dpi=120)
 
 
-KINDS = {"losses": losses}
+def step(document, path):
+    """Above, the share of stock FSDP2's step that TIDE saves, a curve a number of GPUs; below, live bytes of both."""
+    figure, (above, below) = _axes(2, f"a training step on machine {document['machine']}")
+    points = [p for p in document["points"] if "stock" in p]
+    if not points:
+        raise ValueError("no point has stock FSDP2 beside TIDE: use --compare stock or --sweep")
+    for gpus in sorted({p["gpus"] for p in points}):
+        row = [p for p in points if p["gpus"] == gpus]
+        tokens = [p["tokens"] for p in row]
+        (line,) = above.plot(tokens, [100 * p["saved"] for p in row], "o-", label=f"{gpus} GPUs")
+        for side, style in (("tide", "-"), ("stock", ":")):
+            below.plot(tokens, [p[side]["live_bytes"] / 2**30 for p in row], style, color=line.get_color())
+    above.set_ylabel("saved against stock, %")
+    above.set_xscale("log", base=2)
+    above.legend()
+    below.set_ylabel("live in a layer's backward, GiB\n(dotted: stock)")
+    below.set_xlabel("tokens a GPU")
+    figure.savefig(path, dpi=120)
+
+
+def trace(document, path, rank):
+    """One bar an operation, one row a stream, coloured by what it does."""
+    events = document["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e.get("name") == "thread_name" and e["pid"] == rank}
+    spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
+    if not spans:
+        raise ValueError(f"no operation of rank {rank}; there are {sorted({e['pid'] for e in events if e['ph'] == 'X'})}")
+    figure, axes = _axes(1, f"rank {rank}")
+    kinds = sorted({e["name"] for e in spans})
+    for i, kind in enumerate(kinds):
+        mine = [e for e in spans if e["name"] == kind]
+        axes.barh(
+            [names[e["tid"]] for e in mine],
+            [e["dur"] / 1e3 for e in mine],
+            left=[e["ts"] / 1e3 for e in mine],
+            color=f"C{i}",
+            label=kind,
+        )
+    axes.set_xlabel("ms")
+    axes.legend(ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    figure.savefig(path, dpi=120)
+
+
+KINDS = {"losses": losses, "step": step}
 
 
 def main():
     parser = argparse.ArgumentParser(prog="tide.plot", description=__doc__.splitlines()[0])
     parser.add_argument("file")
-    parser.add_argument("-o", "--out", help="default: FILE with .png")
+    parser.add_argument("-o", "--out", help="default: FILE with .png; .svg works as well")
+    parser.add_argument("--rank", type=int, default=0, help="of a trace (default 0)")
     options = parser.parse_args()
     document = json.loads(Path(options.file).read_text())
+    out = options.out or str(Path(options.file).with_suffix(".png"))
     kind = document.get("kind")
-    if document.get("schema") != 1 or kind not in KINDS:
+    if "traceEvents" not in document and (document.get("schema") != 1 or kind not in KINDS):
         print(
-            f"tide.plot: {options.file}: schema {document.get('schema')}, kind {kind!r}; expected schema 1 and one of "
-            f"{', '.join(KINDS)}",
+            f"tide.plot: {options.file}: schema {document.get('schema')}, kind {kind!r}; expected a trace, or schema 1 and "
+            f"one of {', '.join(KINDS)}",
             file=sys.stderr,
         )
         return 2
-    out = options.out or str(Path(options.file).with_suffix(".png"))
-    KINDS[kind](document, out)
+    try:
+        if "traceEvents" in document:
+            trace(document, out, options.rank)
+        else:
+            KINDS[kind](document, out)
+    except ValueError as error:
+        print(f"tide.plot: {options.file}: {error}", file=sys.stderr)
+        return 2
     print(out)
     return 0
 

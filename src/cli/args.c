@@ -71,7 +71,7 @@ static const flag flags[] = {
      "for a machine of GPUs: why each knob has its value, and what others would cost"},
     {"threads", 0, FLAG_BOOL, CMD_RUNS, AT(threads), 0, 0, NULL, "ranks are threads of this process (default)"},
     {"procs", 0, FLAG_BOOL, CMD_RUNS, AT(procs), 0, 0, NULL, "ranks are processes"},
-    {"fabric", 0, FLAG_TEXT, CMD_RUNS, AT(fabric), 0, 0, "NAME", "what carries the bytes (default host)"},
+    {"fabric", 0, FLAG_TEXT, CMD_RUNS | CMD_CALIBRATE, AT(fabric), 0, 0, "NAME", "what carries the bytes (default host)"},
     {"lifetime", 0, FLAG_BOOL, CMD_CHECK, AT(lifetime), 0, 0, NULL,
      "two unequal groups that share a landing slot and staging, ranks that pause at random (default 10000 calls)"},
     {"gpus", 0, FLAG_NUMBER, CMD_RUNS, AT(gpus), 1, 64, "N", "GPUs to spread the ranks over (default: all there are)"},

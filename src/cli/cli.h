@@ -135,6 +135,7 @@ int cli_bench(const cli *c);
 int cli_verify(const cli *c);
 int cli_audit(const cli *c);
 int cli_simulate(const cli *c);
+int cli_calibrate(const cli *c);
 int cli_info(const cli *c);
 int cli_driver_rules(const cli *c);
 int cli_kernels(const cli *c);

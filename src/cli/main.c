@@ -4,6 +4,8 @@
 
 #include "cli/cli.h"
 
+#define TIDE_X(key, unit, required, help) "  " #key ": " help "\n"
+#define KEY_LIST PLAN_MACHINE_KEYS(TIDE_X)
 const cli_command cli_commands[] = {
     {"plan", CMD_PLAN, cli_plan, "", "what a call would do: rounds, waves, streams, memory, descriptors, ops",
      "Plans groups of parameters on M x L ranks and says what follows: where every byte lands, the rounds\n"
@@ -14,6 +16,9 @@ const cli_command cli_commands[] = {
      "memory, NVLink ports, rails and host of a machine file. Prints the time, what is busy, the critical path and\n"
      "the memory. Default: both collectives of --model llama-3.1-70b on --machine paper. step: a training step of\n"
      "FSDP2 with all layers, alone, against stock FSDP2 (--compare stock), or as a table (--sweep)."},
+    {"calibrate", CMD_CALIBRATE, cli_calibrate, "", "measure this machine and write a machine file",
+     "Times calls of the library on the host fabric and prints the machine file with which the simulation takes as long,\n"
+     "then two collectives that nothing was taken from, measured and simulated. Keys of a machine file:\n" KEY_LIST},
     {"verify", CMD_VERIFY, cli_verify, "", "proofs: no race, no deadlock, every byte once, every sum N-way",
      "Proves op lists of all ranks over several calls, in four orders: every access ordered, every wait with an\n"
      "earlier producer, every byte of every result from where it has to come. Without flags about shapes it takes a\n"

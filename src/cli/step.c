@@ -236,6 +236,8 @@ int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology,
     int64_t break_even = 0;
     int code = CLI_OK;
 
+    if (!(m->flops > 0 && m->pack_rate > 0 && m->ring_rate > 0 && m->ring_ctas > 0))
+        return cli_fail(c, "machine %s: a step needs flops, pack_rate, ring_rate and ring_ctas", m->name);
     tokens[1] = tokens[0];
     if (c->compare && strcmp(c->compare, "stock") != 0)
         return cli_fail(c, "--compare: '%s' is not stock", c->compare);

@@ -8,7 +8,7 @@
 
 enum { MAX_LINE = 256 };
 
-#define TIDE_X(key, unit, help) {#key, unit, help, offsetof(plan_machine, key)},
+#define TIDE_X(key, unit, required, help) {#key, unit, required, help, offsetof(plan_machine, key)},
 const plan_machine_key plan_machine_keys[] = {PLAN_MACHINE_KEYS(TIDE_X)};
 #undef TIDE_X
 const uint32_t plan_machine_n_keys = sizeof plan_machine_keys / sizeof plan_machine_keys[0];
@@ -138,7 +138,7 @@ int plan_machine_parse(const char *file, const char *text, size_t bytes, plan_ma
         at += length + 1;
     }
     for (uint32_t i = 0; i < plan_machine_n_keys; i++)
-        if (!seen[i])
+        if (!seen[i] && plan_machine_keys[i].required)
             return tide_fail(TIDE_ERR_ARGUMENT, "%s:%u: ends without %s (%s)", file, number, plan_machine_keys[i].name,
                              plan_machine_keys[i].help);
     if (!named)
@@ -154,6 +154,10 @@ void plan_machine_print(const plan_machine *m, tide_text *out)
         const plan_machine_key *key = &plan_machine_keys[i];
         double value = plan_machine_get(m, i);
         const unit_name *best = NULL;
+        if (!key->required && value == 0) {
+            tide_text_put(out, "# %s: not measured (%s)\n", key->name, key->help);
+            continue;
+        }
         if (key->unit == UNIT_FLAG) {
             tide_text_put(out, "%s = %s  # %s\n", key->name, value > 0 ? "yes" : "no", key->help);
             continue;

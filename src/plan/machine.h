@@ -11,41 +11,42 @@
 
 enum plan_unit { UNIT_RATE /* B/s */, UNIT_TIME /* s */, UNIT_COUNT, UNIT_FLOPS /* FLOP/s */, UNIT_FLAG /* yes: 1, no: 0 */, UNIT_KINDS };
 
-/* X(key, unit, help). Rates and counts are > 0, times >= 0. All keys are required. */
-#define PLAN_MACHINE_KEYS(X)                                                                                           \
-    X(sms, UNIT_COUNT, "streaming multiprocessors of a GPU (host: cores)")                                             \
-    X(hbm_rate, UNIT_RATE, "memory of a GPU: bytes read and written")                                                  \
-    X(nvlink_rate, UNIT_RATE, "a GPU's port into its node, each direction")                                            \
-    X(multicast, UNIT_FLAG, "one write reaches all GPUs of a node, one read folds them")                               \
-    X(copy_rate, UNIT_RATE, "copy engines of a GPU together, to peers")                                                \
-    X(copy_descriptor, UNIT_TIME, "engine time of one 2-D copy to a peer, hidden while it moves more bytes")           \
-    X(local_copy_rate, UNIT_RATE, "copy engines of a GPU together, to itself: bytes copied")                           \
-    X(local_copy_descriptor, UNIT_TIME, "engine time of one 2-D copy within a GPU")                                    \
-    X(sum_cta_rate, UNIT_RATE, "Level 1 sum of one CTA alone: bytes read and written (the solver's)")                  \
-    X(sum_cta_rate_in_situ, UNIT_RATE, "the same while pushes and puts run (the simulation's)")                        \
-    X(land_cta_rate, UNIT_RATE, "landing of one CTA: bytes of output")                                                 \
-    X(land_rate_cap, UNIT_RATE, "landing of any number of CTAs: bytes of output")                                      \
-    X(nic_rate, UNIT_RATE, "one rail, each direction")                                                                 \
-    X(nic_latency, UNIT_TIME, "from a put's last byte, or a signal, to the waiter on another node")                    \
-    X(round_wait, UNIT_TIME, "what a round costs in waits (the solver's)")                                             \
-    X(device_op, UNIT_TIME, "start of an operation on a stream")                                                       \
-    X(signal_latency, UNIT_TIME, "from a local signal to the waiter on the node")                                      \
-    X(host_op, UNIT_TIME, "host time to enqueue an operation")                                                         \
-    X(host_item, UNIT_TIME, "host time to enqueue one of its copies, puts or posts")                                   \
-    X(pack_rate, UNIT_RATE, "stock FSDP2's layout copies: bytes read and written")                                     \
-    X(ring_rate, UNIT_RATE, "ring collectives inside a node: bytes into a GPU")                                        \
-    X(ring_ctas, UNIT_COUNT, "CTAs of a ring collective")                                                              \
-    X(flops, UNIT_FLOPS, "matrix products of a GPU with nothing beside them")
+/* X(key, unit, required, help). Rates and counts are > 0, times >= 0. What is not required is 0 when it is missing: the other side
+ * of a comparison, and compute. */
+#define PLAN_MACHINE_KEYS(X) \
+    X(sms, UNIT_COUNT, true, "streaming multiprocessors of a GPU (host: cores)") \
+    X(hbm_rate, UNIT_RATE, true, "memory of a GPU: bytes read and written") \
+    X(nvlink_rate, UNIT_RATE, true, "a GPU's port into its node, each direction") \
+    X(multicast, UNIT_FLAG, true, "one write reaches all GPUs of a node, one read folds them") \
+    X(copy_rate, UNIT_RATE, true, "copy engines of a GPU together, to peers") \
+    X(copy_descriptor, UNIT_TIME, true, "engine time of one 2-D copy to a peer, hidden while it moves more bytes") \
+    X(local_copy_rate, UNIT_RATE, true, "copy engines of a GPU together, to itself: bytes copied") \
+    X(local_copy_descriptor, UNIT_TIME, true, "engine time of one 2-D copy within a GPU") \
+    X(sum_cta_rate, UNIT_RATE, true, "Level 1 sum of one CTA alone: bytes read and written (the solver's)") \
+    X(sum_cta_rate_in_situ, UNIT_RATE, true, "the same while pushes and puts run (the simulation's)") \
+    X(land_cta_rate, UNIT_RATE, true, "landing of one CTA: bytes of output") \
+    X(land_rate_cap, UNIT_RATE, true, "landing of any number of CTAs: bytes of output") \
+    X(nic_rate, UNIT_RATE, true, "one rail, each direction") \
+    X(nic_latency, UNIT_TIME, true, "from a put's last byte, or a signal, to the waiter on another node") \
+    X(round_wait, UNIT_TIME, true, "what a round costs in waits (the solver's)") \
+    X(device_op, UNIT_TIME, true, "start of an operation on a stream") \
+    X(signal_latency, UNIT_TIME, true, "from a local signal to the waiter on the node") \
+    X(host_op, UNIT_TIME, true, "host time to enqueue an operation") \
+    X(host_item, UNIT_TIME, true, "host time to enqueue one of its copies, puts or posts") \
+    X(pack_rate, UNIT_RATE, false, "stock FSDP2's layout copies: bytes read and written") \
+    X(ring_rate, UNIT_RATE, false, "ring collectives inside a node: bytes into a GPU") \
+    X(ring_ctas, UNIT_COUNT, false, "CTAs of a ring collective") \
+    X(flops, UNIT_FLOPS, false, "matrix products of a GPU with nothing beside them")
 
 #define PLAN_MACHINE_NAME 64
 typedef struct plan_machine {
     char name[PLAN_MACHINE_NAME];
-#define TIDE_X(key, unit, help) double key;
+#define TIDE_X(key, unit, required, help) double key;
     PLAN_MACHINE_KEYS(TIDE_X)
 #undef TIDE_X
 } plan_machine;
 
-typedef struct plan_machine_key { const char *name; int unit; const char *help; size_t offset; } plan_machine_key;
+typedef struct plan_machine_key { const char *name; int unit; bool required; const char *help; size_t offset; } plan_machine_key;
 extern const plan_machine_key plan_machine_keys[];
 extern const uint32_t plan_machine_n_keys;
 

@@ -1,6 +1,7 @@
 """tide simulate and machine files as users meet them."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -194,3 +195,41 @@ def test_paper_tables():
     assert len(error) == 16 and statistics.median(error) <= 0.10 and max(error) <= 0.25
     points = [abs(row["saved_percent"] - row["paper_saved_percent"]) for row in document["figure_8"]]
     assert len(points) == 10 and statistics.median(points) <= 3
+
+
+def test_calibrate(tide, tmp_path):
+    result = tide("calibrate", timeout=600)
+    assert (result.code, result.err) == (0, "")
+    path = tmp_path / "m.txt"
+    path.write_text(result.out)
+    checks = [line for line in result.out.splitlines() if line.startswith("# check: ")]
+    assert len(checks) == 4 and all("measured" in line and "simulated" in line for line in checks)
+    assert "# flops: not measured" in result.out
+    document = tide("simulate", "--machine", path, "--local", 2, "--shard", "1M", "--json").json
+    assert all(call["seconds"] > 0 for call in document["calls"])
+    assert tide("simulate", "step", "--machine", path).err.endswith(
+        ": a step needs flops, pack_rate, ring_rate and ring_ctas\n"
+    )
+    assert tide("calibrate", "--fabric", "cuda").err == (
+        "tide calibrate: --fabric: 'cuda': calibrating other fabrics than host is not built\n"
+    )
+
+
+def test_plots(tide, tmp_path):
+    def plot(*words):
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+        done = subprocess.run(
+            [sys.executable, "-m", "tide.plot", *map(str, words)], capture_output=True, text=True, env=env
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    sweep, trace = tmp_path / "sweep.json", tmp_path / "trace.json"
+    sweep.write_text(tide("simulate", "step", "--layers", 2, "--sweep", "tokens=1K..2K", "--json").out)
+    tide("simulate", "rs", "--local", 2, "--trace", trace)
+    assert plot(sweep, "-o", tmp_path / "sweep.svg") == (0, f"{tmp_path}/sweep.svg\n")
+    assert "<svg" in (tmp_path / "sweep.svg").read_text()
+    assert plot(trace) == (0, f"{tmp_path}/trace.png\n")
+    assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
+    assert plot(trace, "--rank", 7) == (2, f"tide.plot: {trace}: no operation of rank 7; there are [0, 1]\n")
+    sweep.write_text(tide("simulate", "step", "--layers", 2, "--json").out)
+    assert plot(sweep)[0] == 2
