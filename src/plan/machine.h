@@ -12,7 +12,7 @@
 enum plan_unit { UNIT_RATE /* B/s */, UNIT_TIME /* s */, UNIT_COUNT, UNIT_FLOPS /* FLOP/s */, UNIT_FLAG /* yes: 1, no: 0 */, UNIT_KINDS };
 
 /* X(key, unit, required, help). Rates and counts are > 0, times >= 0. What is not required is 0 when it is missing: the other side
- * of a comparison, and compute. */
+ * of a comparison, compute, and copies by kernels, which then go as those by copy engines. */
 #define PLAN_MACHINE_KEYS(X) \
     X(sms, UNIT_COUNT, true, "streaming multiprocessors of a GPU (host: cores)") \
     X(hbm_rate, UNIT_RATE, true, "memory of a GPU: bytes read and written") \
@@ -22,6 +22,7 @@ enum plan_unit { UNIT_RATE /* B/s */, UNIT_TIME /* s */, UNIT_COUNT, UNIT_FLOPS 
     X(copy_descriptor, UNIT_TIME, true, "engine time of one 2-D copy to a peer, hidden while it moves more bytes") \
     X(local_copy_rate, UNIT_RATE, true, "copy engines of a GPU together, to itself: bytes copied") \
     X(local_copy_descriptor, UNIT_TIME, true, "engine time of one 2-D copy within a GPU") \
+    X(copy_cta_rate, UNIT_RATE, false, "copy within a GPU by a kernel, of one CTA: bytes copied") \
     X(sum_cta_rate, UNIT_RATE, true, "Level 1 sum of one CTA alone: bytes read and written (the solver's)") \
     X(sum_cta_rate_in_situ, UNIT_RATE, true, "the same while pushes and puts run (the simulation's)") \
     X(land_cta_rate, UNIT_RATE, true, "landing of one CTA: bytes of output") \

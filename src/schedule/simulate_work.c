@@ -36,6 +36,8 @@ static void hold(simulation *s, sim_flow *flow, double sms)
 /* Bytes of one item of a copy's side; byte copies have items of one byte. */
 static double item_bytes(int dtype) { return dtype == TIDE_OPAQUE ? 1 : tide_dtype_bytes(dtype); }
 
+enum { CAST_CTAS = 32 };
+
 /* All runs of a COPY have one destination space. Unit: a byte written. */
 static bool start_copy(simulation *s, uint32_t instance, uint32_t rank, const schedule *list, const op *o)
 {
@@ -45,7 +47,8 @@ static bool start_copy(simulation *s, uint32_t instance, uint32_t rank, const sc
     bool everyone = region && first->dst.who == WHO_NODE;
     uint32_t peer = region && !everyone ? (uint32_t)first->dst.who : rank;
     double bytes = 0, descriptor, rate, read = fill ? 0 : item_bytes(o->src_dtype) / item_bytes(o->dst_dtype);
-    bool local = !everyone && peer == rank;
+    bool local = !everyone && peer == rank, by_kernel;
+    double ctas = 0;
     sim_flow *flow;
 
     for (uint32_t i = o->first; i < o->first + o->count; i++)
@@ -54,15 +57,18 @@ static bool start_copy(simulation *s, uint32_t instance, uint32_t rank, const sc
         return false;
     descriptor = o->count * (local ? m->local_copy_descriptor : m->copy_descriptor);
     rate = local ? m->local_copy_rate : m->copy_rate;
-    if (o->flags & OP_SM)
-        rate = m->pack_rate / (1 + read);
-    else if (bytes < rate * descriptor)
+    by_kernel = o->flags & OP_SM && m->copy_cta_rate > 0;
+    if (by_kernel) { /* a cast as fast as it is worth SMs for; the own shard at the pace of the pushes beside it */
+        ctas = o->src_dtype != o->dst_dtype ? CAST_CTAS : ceil(m->copy_rate / m->copy_cta_rate);
+        rate = ctas * m->copy_cta_rate;
+    }
+    if (!by_kernel && bytes < rate * descriptor)
         rate = bytes / descriptor;
     flow = flow_of(s, instance, 0, bytes, rate);
     if (!flow)
         return false;
-    if (o->flags & OP_SM)
-        hold(s, flow, m->sms);
+    if (by_kernel)
+        hold(s, flow, ctas);
     else
         demand(s, flow, rank, local ? SIMULATE_LOCAL_COPY : SIMULATE_COPY, 1);
     demand(s, flow, rank, SIMULATE_HBM, read + local);
