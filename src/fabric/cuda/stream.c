@@ -5,7 +5,7 @@
 enum {
     COPY_CTAS = 16,  /* they move 32 MiB within a GPU in 52 us; with 4 it takes 182 */
     CAST_CTAS = 32,  /* and cast 8 Mi elements of fp32 in 34 us, which with 16 takes 61 */
-    PACED_CTAS = 10, /* copy within the GPU at the pace of a push to a peer beside it, 46 GB/s each */
+    PACED_CTAS = 8,  /* copy within the GPU at about the pace of a push to a peer; they fit on four SMs */
     POSTS = 32       /* words posted in one go */
 };
 _Static_assert(POSTS <= (int)KERNEL_MAX_POSTS && POSTS <= (int)CUDA_STAGED, "posts of one go");

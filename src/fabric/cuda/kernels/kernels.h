@@ -102,8 +102,8 @@ enum {
     KERNEL_PLAIN_WARPS = 16, /* of every other */
     KERNEL_PLAIN_TILE = 1024, /* elements of a sum, items of a cast, 16-byte units of a copy */
     KERNEL_COPY_SLOT = 4096, /* tile_items of a bulk copy */
-    KERNEL_COPY_SLOTS = 8,   /* a warp */
-    KERNEL_COPY_WARPS = 6,
+    KERNEL_COPY_SLOTS = 3,   /* a warp */
+    KERNEL_COPY_WARPS = 9, /* two CTAs an SM: a matrix product of one wave leaves few SMs free */
     KERNEL_BULK_ROW = 256,    /* narrower rows are copied plainly */
     KERNEL_SLOT_EXTRA = 64,  /* a slot of a sum, beside its tile: what it reaches into, what it is, its barrier */
     KERNEL_BARRIER_BYTES = 8 /* a slot of a copy */
