@@ -30,7 +30,7 @@ EXPORT void kernels_close(void *k)
 EXPORT void kernels_shape(void *k, uint32_t slot, uint32_t warps, uint32_t slots)
 {
     launch_shape shape = {slot, warps, slots};
-    launch_shapes shapes = {shape, shape};
+    launch_shapes shapes = {shape, shape, shape};
     cuda_kernels_shapes(k, &shapes);
 }
 

@@ -21,17 +21,15 @@ BUILD = pathlib.Path(os.environ.get("TIDE_BUILD", ROOT / "build"))
 PRODUCT = (256, 8192, 8192)
 # slot bytes, warps, slots a warp
 SHAPES = [
-    (2048, 20, 3),
-    (2048, 16, 3),
-    (2048, 16, 2),
-    (1024, 28, 3),
-    (1024, 16, 3),
+    (4096, 12, 2),
+    (4096, 8, 2),
+    (4096, 4, 2),
+    (1024, 16, 2),
     (1024, 8, 3),
     (1024, 8, 2),
     (1024, 6, 2),
     (1024, 4, 4),
     (1024, 4, 2),
-    (1024, 2, 4),
 ]
 CTAS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 
@@ -148,7 +146,7 @@ def main():
         print(f"\n{n_sources} sources, {elems >> 20} Mi elements a launch\n{'CTAs':<14}" + "".join(f"{c:>20}" for c in CTAS))
         for slot, warps, slots in SHAPES:
             name = f"{slot}x{warps}x{slots}"
-            if arguments.only not in name or (elems < 16 << 20 and name not in ("1024x8x2", "2048x16x3")):
+            if arguments.only not in name or (elems < 16 << 20 and name not in ("1024x8x2", "4096x12x2")):
                 continue
             bench.lib.kernels_shape(bench.kernels, slot, warps, slots)
             line = f"{name:<14}"

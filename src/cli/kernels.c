@@ -161,7 +161,7 @@ typedef struct batches {
     uint64_t state; /* random */
     unsigned char *result;
     uint64_t *words; /* as the GPU has left them */
-    char what[200]; /* the batch, in words */
+    char what[240]; /* the batch, in words */
 } batches;
 
 static fab_ptr within(cu_ptr base, uint64_t offset)
@@ -213,10 +213,10 @@ static int compare(batches *b, bool floats)
 static launch_shapes any_shapes(uint64_t *state)
 {
     launch_shapes s = launch_default_shapes;
-    launch_shape *shapes[] = {&s.thin, &s.fat};
+    launch_shape *shapes[] = {&s.thin, &s.fat, &s.wide};
     if (draw(state, 3) == 0)
         return s;
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = 0; i < 3; i++) {
         uint32_t slot = draw(state, 2) ? KERNEL_FAT_SLOT : KERNEL_THIN_SLOT;
         shapes[i]->slot = slot;
         shapes[i]->warps = 1 + draw(state, launch_max_warps(slot, 0));
@@ -264,9 +264,10 @@ static int one_sum(batches *b, bool small)
         }
     }
     snprintf(b->what, sizeof b->what,
-             "sum of %s: %u segments, %u sources, %u CTAs, beta %d (accumulate %d), alpha %g, %u posts, thin %ux%ux%u fat %ux%ux%u",
-             tide_dtype_name((int)dtype), n, n_sources, ctas, beta, accumulate, (double)alpha, n_posts, shapes.thin.warps,
-             shapes.thin.slots, shapes.thin.slot, shapes.fat.warps, shapes.fat.slots, shapes.fat.slot);
+             "sum of %s: %u segments, %u sources, %u CTAs, beta %d (accumulate %d), alpha %g, %u posts, fat %ux%ux%u thin %ux%ux%u wide %ux%ux%u",
+             tide_dtype_name((int)dtype), n, n_sources, ctas, beta, accumulate, (double)alpha, n_posts, shapes.fat.slot,
+             shapes.fat.warps, shapes.fat.slots, shapes.thin.slot, shapes.thin.warps, shapes.thin.slots, shapes.wide.slot,
+             shapes.wide.warps, shapes.wide.slots);
     code = upload(b, (int)dtype, TIDE_F32);
     memset(host_words, 0, word_bytes);
     if (code == CLI_OK)

@@ -22,8 +22,9 @@ static const struct {
 } cost = {.engine_descriptor = 3.4, .engine_rate = 1.8e6, .kernel_launch = 5, .kernel_cta_rate = 48e3, .kernel_rate = 1.8e6};
 
 const launch_shapes launch_default_shapes = {
+    .fat = {.slot = KERNEL_FAT_SLOT, .warps = 12, .slots = 2},
     .thin = {.slot = KERNEL_THIN_SLOT, .warps = 8, .slots = 2},
-    .fat = {.slot = KERNEL_FAT_SLOT, .warps = 16, .slots = 3},
+    .wide = {.slot = KERNEL_THIN_SLOT, .warps = 16, .slots = 2},
 };
 
 struct cuda_kernels {
@@ -99,7 +100,9 @@ uint32_t launch_shared_bytes(const launch_shape *shape)
 
 uint32_t launch_max_warps(uint32_t slot, int add)
 {
-    return add ? KERNEL_ADD_WARPS : slot == KERNEL_FAT_SLOT ? KERNEL_FAT_WARPS : KERNEL_THIN_WARPS;
+    if (slot == KERNEL_FAT_SLOT)
+        return add ? KERNEL_FAT_ADD_WARPS : KERNEL_FAT_WARPS;
+    return add ? KERNEL_THIN_ADD_WARPS : KERNEL_THIN_WARPS;
 }
 
 static int launch(cuda_kernels *k, uint32_t id, uint64_t ctas, uint32_t warps, uint32_t shared, cu_stream stream,
@@ -154,7 +157,7 @@ static void choose_shape(cuda_kernels *k, const fab_reduce *reduce, sum *s)
     uint64_t elems = 0, rows = 0;
     uint32_t most = 0, kind = KERNEL_REDUCE_PLAIN_F32;
     bool add = k->reduce.beta == FAB_BETA_ONE;
-    launch_shape shape = s->ctas <= LAUNCH_FAT_CTAS || s->ctas >= LAUNCH_WIDE_CTAS ? k->shapes.fat : k->shapes.thin;
+    launch_shape shape = s->ctas <= LAUNCH_FAT_CTAS ? k->shapes.fat : s->ctas < LAUNCH_WIDE_CTAS ? k->shapes.thin : k->shapes.wide;
 
     for (uint32_t i = 0; i < reduce->n_segments; i++) {
         const fab_segment *g = &reduce->segments[i];

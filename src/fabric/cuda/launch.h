@@ -29,10 +29,10 @@ typedef struct launch_shape {
 } launch_shape;
 
 /* Up to LAUNCH_FAT_CTAS CTAs are fat: they are meant for SMs that others leave free, and need few of them. More are thin,
- * to fit beside the CTAs of other kernels; LAUNCH_WIDE_CTAS and more, which fill the GPU anyway, are fat again. */
+ * to fit beside the CTAs of other kernels; LAUNCH_WIDE_CTAS and more fill the GPU anyway. */
 enum { LAUNCH_FAT_CTAS = 4, LAUNCH_WIDE_CTAS = 100 };
 typedef struct launch_shapes {
-    launch_shape thin, fat;
+    launch_shape fat, thin, wide;
 } launch_shapes;
 extern const launch_shapes launch_default_shapes;
 

@@ -16,9 +16,9 @@ enum { PLAIN_THREADS = 32 * KERNEL_PLAIN_WARPS };
 #define REDUCES(suffix, dtype)                                                                            \
     ENTRY(PLAIN_THREADS, reduce_plain_##suffix, kernel_reduce, reduce_plain<dtype>)                       \
     ENTRY(32 * KERNEL_THIN_WARPS, reduce_thin_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_THIN_SLOT, false>))    \
-    ENTRY(32 * KERNEL_ADD_WARPS, reduce_thin_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_THIN_SLOT, true>)) \
+    ENTRY(32 * KERNEL_THIN_ADD_WARPS, reduce_thin_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_THIN_SLOT, true>)) \
     ENTRY(32 * KERNEL_FAT_WARPS, reduce_fat_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_FAT_SLOT, false>))      \
-    ENTRY(32 * KERNEL_ADD_WARPS, reduce_fat_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_FAT_SLOT, true>))
+    ENTRY(32 * KERNEL_FAT_ADD_WARPS, reduce_fat_add_##suffix, kernel_reduce, (reduce_ring<dtype, KERNEL_FAT_SLOT, true>))
 
 REDUCES(f32, TIDE_F32)
 REDUCES(bf16, TIDE_BF16)

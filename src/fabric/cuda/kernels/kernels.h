@@ -94,10 +94,11 @@ enum kernel_id {
 /* Every warp of a CTA takes tiles of its own. A slot's bytes fix the tile of a ring kernel. */
 enum {
     KERNEL_THIN_SLOT = 1024,
-    KERNEL_FAT_SLOT = 2048,
+    KERNEL_FAT_SLOT = 4096,
     KERNEL_THIN_WARPS = 32,  /* at most, of the ring kernels: what their registers allow */
-    KERNEL_FAT_WARPS = 20,
-    KERNEL_ADD_WARPS = 16,   /* of those with beta one */
+    KERNEL_FAT_WARPS = 12,
+    KERNEL_THIN_ADD_WARPS = 16, /* of those with beta one */
+    KERNEL_FAT_ADD_WARPS = 8,
     KERNEL_RING_SOURCES = 32, /* at most, of a sum in a ring */
     KERNEL_PLAIN_WARPS = 16, /* of every other */
     KERNEL_PLAIN_TILE = 1024, /* elements of a sum, items of a cast, 16-byte units of a copy */
