@@ -1,9 +1,11 @@
 """What the adapter does differently on GPUs, as far as a machine without any can tell: where FSDP2 keeps the gradients,
 which event it waits for, and what becomes of groups whose fabric cannot be opened. tests/gpu has the rest."""
 
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_modul
 
 import tide.fsdp2
 import training as t
+from tide._lib import lib
 from tide.fsdp2 import support
 from tide.fsdp2.session import installations
 
@@ -126,3 +129,15 @@ def test_connections():
     assert connections("16", False).startswith("16 None")
     assert connections(None, True).startswith("None CUDA_DEVICE_MAX_CONNECTIONS is unset and CUDA has started")
     assert connections("16", True).startswith("16 None")
+
+
+def test_what_is_offered_to_torch_is_given_once():
+    alloc = lib.tide_torch_alloc
+    alloc.argtypes, alloc.restype = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    given = []
+    lib.tide_torch_offer(4096)
+    other = threading.Thread(target=lambda: given.append(alloc(1, 0, None)))  # an offer is the thread's own
+    other.start()
+    other.join()
+    given += [alloc(1, 0, None), alloc(1, 0, None)]
+    assert given == [None, 4096, None]
