@@ -1204,7 +1204,55 @@ static enum outcome rule_no_access(rules *r)
     return OK;
 }
 
-/* Nothing here writes a word of a peer in this way, or awaits one; what would happen? */
+/* Where a stream operation writes words of a peer at all, the word comes behind the bytes that were copied before it. */
+static enum outcome rule_peer_word_order(rules *r)
+{
+    enum { ROUNDS = 60, BYTES = 4 << 20, LOOKS = 4 };
+    static const uint32_t at[LOOKS] = {64, BYTES / 3 / 8 * 8, BYTES / 2, BYTES - 8};
+    cu_alloc_prop prop = {.type = CU_ALLOC_PINNED, .handle_types = CU_HANDLE_FD};
+    cu_ptr near = 0, far = 0, in = device_memory(r, BYTES), out = 0;
+    cu_stream s = stream(r), t = NULL;
+    cu_handle h = 0;
+    cu_context c;
+    uint64_t words[ROUNDS * LOOKS];
+    bool ok = true;
+    TWO_DEVICES;
+    prop.location = (cu_location){CU_LOCATION_DEVICE, r->device[1]};
+    GIVES(r->d->MemCreate(&h, BYTES, &prop, 0), CU_OK);
+    keep(r, A_HANDLE, h, 0);
+    near = mapping(r, h, BYTES, 0);
+    far = mapping(r, h, BYTES, 1);
+    MUST(in && s && near && far);
+    GIVES(r->d->MemsetD8Async(near, 0, 64, s), CU_OK);
+    MUST(dry(r, s));
+    NEEDS(one_word(r, s, CU_OP_WRITE_64, near, 0) == CU_OK, "refused");
+    MUST(dry(r, s));
+    GIVES(r->d->CtxPush(r->context[1]), CU_OK);
+    t = stream(r);
+    out = device_memory(r, sizeof words);
+    r->d->CtxPop(&c);
+    MUST(t && out);
+    for (uint32_t i = 0; i < ROUNDS && ok; i++) {
+        r->d->CtxPush(r->context[1]);
+        ok = one_word(r, t, CU_OP_WAIT_64, far, i + 1) == CU_OK;
+        for (uint32_t k = 0; k < LOOKS && ok; k++)
+            ok = r->d->MemcpyAsync(out + (i * LOOKS + k) * 8, far + at[k], 8, t) == CU_OK;
+        r->d->CtxPop(&c);
+        ok = ok && r->d->MemsetD8Async(in, (unsigned char)(i + 1), BYTES, s) == CU_OK &&
+             r->d->MemcpyAsync(near + 64, in + 64, BYTES - 64, s) == CU_OK &&
+             one_word(r, s, CU_OP_WRITE_64, near, i + 1) == CU_OK && dry(r, s) && dry(r, t);
+    }
+    MUST(ok);
+    r->d->CtxPush(r->context[1]);
+    ok = get(r, words, out, sizeof words);
+    r->d->CtxPop(&c);
+    MUST(ok);
+    for (uint32_t i = 0; i < ROUNDS * LOOKS; i++)
+        MUST(words[i] == (i / LOOKS + 1) * UINT64_C(0x0101010101010101));
+    return OK;
+}
+
+/* What comes of a word of a peer. */
 static enum outcome rule_peer_word(rules *r)
 {
     cu_ptr near = 0, far = 0;
@@ -1278,6 +1326,7 @@ static const struct { const char *name; enum outcome (*run)(rules *r); } list[] 
     {"mapping and unmapping does not", rule_mapping_does_not_wait},
     {"peers see each other", rule_peers},
     {"a copy to a peer releases its wait, with what came before it", rule_peer_copy},
+    {"a word written to a peer comes behind the bytes", rule_peer_word_order},
     {"a kernel stores to a peer", rule_peer_kernel},
     {"an event is awaited on any device, recorded on its own", rule_peer_events},
     {"a launch on another device's stream is refused", rule_peer_stream},

@@ -573,7 +573,7 @@ cu_result fake_ModuleUnload(cu_module module)
         r = CU_INVALID_HANDLE;
     if (r == CU_OK) {
         *at = module->next;
-        fake_wait_idle(module->device);
+        fake_wait_idle(module->device, NULL, "cuModuleUnload");
         free(module);
     }
     return fake_leave(r);

@@ -189,12 +189,13 @@ cu_stream fake_stream_of(cu_stream handle); /* resolves 0, 1 and 2; NULL when it
 void fake_record_drop(fake_record *r);
 void fake_op_free(fake_op *op);
 bool fake_op_uses(const fake_op *op, uintptr_t base, uint64_t bytes);
-/* Complains of queued work on memory that goes away. */
-bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what); /* true: there is some */
+/* Complains of queued work on memory that goes away. waits: the call waits for work; only what is blocked counts. */
+bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what, bool waits); /* true: there is some */
 void fake_stream_enqueue(cu_stream s, fake_op *op);
 void fake_streams_clear(void);
 void fake_streams_deal(int connections); /* onto hardware queues anew */
-void fake_wait_idle(int device); /* all that is enqueued now on the device has ended */
+/* All that is enqueued on the device has ended; or some of it is blocked and uses the memory (NULL: none): complained of. */
+void fake_wait_idle(int device, const fake_span *memory, const char *what);
 
 /* fake_kernels.c */
 void fake_kernels_add(void); /* the library's, as their C twins */

@@ -307,7 +307,7 @@ cu_result fake_MemUnmap(cu_ptr address, size_t bytes)
     if (r == CU_OK && (!s || s->bytes != bytes))
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
-        fake_going_away(s->base, s->bytes, "cuMemUnmap");
+        fake_going_away(s->base, s->bytes, "cuMemUnmap", false);
         drop_span(s);
     }
     return fake_leave(r);
@@ -366,8 +366,7 @@ cu_result fake_MemFree(cu_ptr address)
     if (r == CU_OK && !s)
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
-        if (!fake_going_away(s->base, s->bytes, "cuMemFree"))
-            fake_wait_idle(s->device);
+        fake_wait_idle(s->device, s, "cuMemFree");
         drop_span(find_span(SPAN_ALLOCATION, address));
     }
     return fake_leave(r);
@@ -396,8 +395,7 @@ cu_result fake_MemFreeHost(void *host)
     if (r == CU_OK && !s)
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
-        if (!fake_going_away(s->base, s->bytes, "cuMemFreeHost"))
-            fake_wait_idle(s->device);
+        fake_wait_idle(s->device, s, "cuMemFreeHost");
         drop_span(find_span(SPAN_HOST, (uintptr_t)host));
     }
     return fake_leave(r);

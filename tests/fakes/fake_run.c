@@ -174,6 +174,7 @@ static void *work(void *none)
         bool poll;
         uint32_t i = choose(&poll);
         if (i == UINT32_MAX) {
+            pthread_cond_broadcast(&fake.moved); /* who waits for what is blocked may want to know */
             if (poll) {
                 struct timespec until;
                 clock_gettime(CLOCK_REALTIME, &until);

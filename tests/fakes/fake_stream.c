@@ -102,14 +102,19 @@ cu_result fake_StreamSynchronize(cu_stream stream)
     return fake_leave(r);
 }
 
-void fake_wait_idle(int device)
+void fake_wait_idle(int device, const fake_span *memory, const char *what)
 {
+    const uintptr_t base = memory ? memory->base : 0;
+    const uint64_t bytes = memory ? memory->bytes : 0;
+
     atomic_fetch_sub(&fake.callers, 1);
     fake_wake();
     for (bool busy = true; busy && fake.running;) {
         busy = false;
         for (cu_stream s = fake.streams; s; s = s->next)
             busy |= s->device == device && s->finished < s->enqueued;
+        if (busy && bytes && fake_going_away(base, bytes, what, true))
+            break;
         if (busy)
             pthread_cond_wait(&fake.moved, &fake.lock);
     }
@@ -235,11 +240,12 @@ bool fake_op_uses(const fake_op *op, uintptr_t base, uint64_t bytes)
     return false;
 }
 
-bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what)
+bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what, bool waits)
 {
     for (int d = 0; d < fake.options.devices; d++) {
         for (int q = 0; q < FAKE_MAX_CONNECTIONS; q++) {
-            for (fake_op *op = fake.contexts[d].queues[q].head; op; op = op->next) {
+            bool counts = fake.contexts[d].queues[q].head && (!waits || fake_op_blocked(fake.contexts[d].queues[q].head));
+            for (fake_op *op = fake.contexts[d].queues[q].head; op && counts; op = op->next) {
                 if (fake_op_uses(op, base, bytes)) {
                     fake_complain("%s: memory at %#lx is used by work that is queued on device %d, stream %llu", what,
                                   (unsigned long)base, d, (unsigned long long)op->stream->number);

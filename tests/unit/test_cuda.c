@@ -306,6 +306,7 @@ static void test_seeds(void **state)
         o.seed = seed;
         o.devices = 2 + (int)(seed / 8 % 3);
         o.no_batch = seed % 5 == 4;
+        o.no_peer_words = seed % 3 == 2;
         /* On a stream that they share, one rank's wait would stand before what the other one still has to record. */
         j.caller = (int)(seed % 3 == 1 && j.n_ranks > (uint32_t)o.devices ? 2 : seed % 3);
         j.options.mode = (int64_t)(seed / 4 % 2);
