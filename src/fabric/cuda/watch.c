@@ -164,7 +164,6 @@ static const cuda_target *find_wait(cuda_device *d, int64_t pid, bool *running)
 static void died(void *device, uint32_t peer)
 {
     cuda_device *d = device;
-    fab_waiting wait = {0, 0, NULL};
     bool running = true, found = false;
 
     if (cuda_push(d) == TIDE_OK) {
@@ -175,13 +174,14 @@ static void died(void *device, uint32_t peer)
             pthread_mutex_lock(&d->lock);
             t = find_wait(d, d->peers.pids[peer], &running);
             found = t != NULL;
-            if (t)
-                wait = t->wait;
+            if (t) /* under the lock: what the wait is of may be freed once its stream is at rest */
+                fab_peers_fail_death(&d->peers, peer, &t->wait);
             pthread_mutex_unlock(&d->lock);
         }
         cuda_pop(d);
     }
-    fab_peers_fail_death(&d->peers, peer, found ? &wait : NULL);
+    if (!found)
+        fab_peers_fail_death(&d->peers, peer, NULL);
 }
 
 /* ---- the watch ---------------------------------------------------------------------------------- */
@@ -252,6 +252,8 @@ static int tick(void *device)
         idle = release_all(d, NULL);
     } else {
         found = look_at_queues(d, &idle, &due);
+        if (found > 0) /* under the lock: what the wait is of may be freed once its stream is at rest */
+            fab_peers_fail_wait(&d->peers, TIDE_ERR_DEADLINE, &due.wait, due.rank);
     }
     pthread_mutex_unlock(&d->lock);
     if (!idle)
@@ -259,8 +261,6 @@ static int tick(void *device)
     cuda_pop(d);
     if (found < 0)
         cuda_fail_device(d);
-    if (found > 0)
-        fab_peers_fail_wait(&d->peers, TIDE_ERR_DEADLINE, &due.wait, due.rank);
     if (found)
         return 0;
     return idle ? -1 : fab_peers_failed(&d->peers) ? RELEASE_MS : PERIOD_MS;
