@@ -59,6 +59,7 @@ void fake_cuda_fail(const char *function, uint64_t n, cu_result result);
 /* The n-th allocation (memory, reservation, stream, event, module) is out of memory; 0: none. */
 void fake_cuda_oom(uint64_t n);
 bool fake_cuda_failed(void);      /* the fault of either kind has come */
+const char *fake_cuda_fault(void); /* to which function; "": not yet */
 uint64_t fake_cuda_calls(void);   /* that counted, since start */
 /* The n-th stream created (1: first since start) stands still from now on; 0: all go on. */
 void fake_cuda_stall(uint64_t n);

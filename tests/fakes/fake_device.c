@@ -63,6 +63,7 @@ cu_result fake_enter(enum fake_function function, int needs)
         injected = CU_OUT_OF_MEMORY;
     if (injected != CU_OK) {
         fake.failed = true;
+        fake.fault = names[function];
         if (!(needs & RELEASES))
             return injected;
         late = injected;
@@ -249,6 +250,15 @@ bool fake_cuda_failed(void)
     failed = fake.failed;
     pthread_mutex_unlock(&fake.lock);
     return failed;
+}
+
+const char *fake_cuda_fault(void)
+{
+    const char *name;
+    pthread_mutex_lock(&fake.lock);
+    name = fake.failed ? fake.fault : "";
+    pthread_mutex_unlock(&fake.lock);
+    return name;
 }
 
 uint64_t fake_cuda_calls(void)

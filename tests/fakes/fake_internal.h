@@ -152,6 +152,7 @@ typedef struct fake_world {
     const char *fail_function;
     cu_result fail_result;
     bool failed;
+    const char *fault;
     uint64_t stalled;
     _Atomic uint32_t callers; /* inside or before the lock */
     uint32_t favour, bursts;  /* the scheduler's moods */

@@ -133,6 +133,7 @@ static int begin_scatter(gpu *g, const small_layer *s, int call, int mode, scatt
     static const int dtypes[] = {TIDE_BF16, TIDE_F32, TIDE_F16};
     void *host[SMALL_PARAMS];
     float before[2048];
+    int missing = 0;
 
     *c = (scatter){.args = TIDE_REDUCE_SCATTER_ARGS_INIT, .before = (float)(call % 3), .call = call};
     c->present = call % 4 == 3 ? 0xb : 0xf;
@@ -144,14 +145,14 @@ static int begin_scatter(gpu *g, const small_layer *s, int call, int mode, scatt
     for (uint32_t p = 0; p < SMALL_PARAMS; p++)
         if (c->present >> p & 1 &&
             !(c->grads[p] = give(g, host[p], small_whole(s, p) * (c->args.grad_dtype == TIDE_F32 ? 4 : 2))))
-            return TIDE_ERR_MEMORY;
+            missing = 1;
     small_free(host);
     for (int i = 0; i < 2048; i++)
         before[i] = c->before;
     c->out = give(g, before, sizeof before);
     c->args.grads = (const void *const *)c->grads;
     c->args.out = c->out;
-    return c->out ? TIDE_OK : TIDE_ERR_MEMORY;
+    return c->out && !missing ? TIDE_OK : TIDE_ERR_MEMORY;
 }
 
 /* All layers are gathered and scattered, several calls under way at once, then looked at. */
@@ -370,7 +371,7 @@ static bool run_with_fault(uint64_t n, cu_result code, uint64_t seed, uint32_t n
 {
     fake_cuda_options o = FAKE_CUDA_OPTIONS;
     job j = base_job(n_ranks, node_size);
-    bool came;
+    bool came, pushing;
 
     o.seed = seed;
     j.calls = 1;
@@ -383,8 +384,9 @@ static bool run_with_fault(uint64_t n, cu_result code, uint64_t seed, uint32_t n
         fake_cuda_fail(NULL, n, code);
     assert_int_equal(threads_run(j.n_ranks, run_rank, &j), 0);
     came = fake_cuda_failed();
+    pushing = strcmp(fake_cuda_fault(), "cuCtxPushCurrent_v2") == 0; /* then nobody can say that the streams rest: their memory stays */
     cuda_driver_fake(NULL);
-    if (fake_cuda_stop() != 0) {
+    if (fake_cuda_stop() != 0 && !pushing) {
         fprintf(stderr, "fault at call %llu, code %d: rank 0: %s\n", (unsigned long long)n, code, j.text[0]);
         fail();
     }
