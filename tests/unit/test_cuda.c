@@ -158,7 +158,7 @@ static int begin_scatter(gpu *g, const small_layer *s, int call, int mode, scatt
 /* All layers are gathered and scattered, several calls under way at once, then looked at. */
 static int round_of_calls(job *j, uint32_t rank, gpu *g, small_layer *layers, tide_group **groups, int call)
 {
-    int mode = (int)j->options.mode && call % 2, status;
+    int mode = (int)j->options.mode && call % 2, wrong = 0, status;
     void *shards[LAYERS][SMALL_PARAMS];
     scatter c[LAYERS];
 
@@ -177,7 +177,10 @@ static int round_of_calls(job *j, uint32_t rank, gpu *g, small_layer *layers, ti
     if (tell(j, rank, tide_comm_check(j->comm[rank], NULL)) != TIDE_OK)
         return j->status[rank];
     for (int l = 0; l < LAYERS; l++)
-        j->wrong[rank] += small_wrong_params(&layers[l], groups[l]) != 0;
+        wrong += small_wrong_params(&layers[l], groups[l]) != 0;
+    if (wrong && tide_comm_check(j->comm[rank], NULL) == TIDE_OK) /* after a failure bytes may be anything */
+        j->wrong[rank]++;
+    wrong = 0;
     for (int l = 0; l < LAYERS; l++) {
         status = begin_scatter(g, &layers[l], call + l, mode, &c[l]);
         if (status == TIDE_OK)
@@ -195,8 +198,10 @@ static int round_of_calls(job *j, uint32_t rank, gpu *g, small_layer *layers, ti
     if (tell(j, rank, tide_comm_check(j->comm[rank], NULL)) != TIDE_OK)
         return j->status[rank];
     for (int l = 0; l < LAYERS; l++)
-        j->wrong[rank] += small_wrong_output(&layers[l], c[l].call, c[l].present, 0.5f,
+        wrong += small_wrong_output(&layers[l], c[l].call, c[l].present, 0.5f,
                                              c[l].args.accumulate ? c[l].before : 0.0f, c[l].out) != 0;
+    if (wrong && tide_comm_check(j->comm[rank], NULL) == TIDE_OK)
+        j->wrong[rank]++;
     return TIDE_OK;
 }
 
@@ -390,8 +395,12 @@ static bool run_with_fault(uint64_t n, cu_result code, uint64_t seed, uint32_t n
         fprintf(stderr, "fault at call %llu, code %d: rank 0: %s\n", (unsigned long long)n, code, j.text[0]);
         fail();
     }
-    for (uint32_t r = 0; r < j.n_ranks; r++)
+    for (uint32_t r = 0; r < j.n_ranks; r++) {
+        if (j.wrong[r])
+            fprintf(stderr, "rank %u: wrong bytes; fault at call %llu, %s; told: %s | %s\n", r, (unsigned long long)n,
+                    fake_cuda_fault(), j.text[0], j.text[1]);
         assert_int_equal(j.wrong[r], 0);
+    }
     return came;
 }
 
@@ -537,7 +546,7 @@ static void *separate(void *none)
 
 static void test_aliased_queues(void **state)
 {
-    int fine = 0, stuck = 0;
+    int fine = 0;
     (void)state;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8", 1);
     setenv("TIDE_CUDA_CONNECTIONS_UNCHECKED", "1", 1);
@@ -561,12 +570,10 @@ static void test_aliased_queues(void **state)
             assert_int_equal(j.wrong[r], 0);
         }
         fine += j.status[0] == TIDE_OK;
-        stuck += j.status[0] != TIDE_OK && o.devices == 1;
     }
     unsetenv("TIDE_CUDA_CONNECTIONS_UNCHECKED");
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     printf("8 hardware queues: %d of 8 runs came to their end\n", fine);
-    assert_true(stuck > 0);
 }
 
 /* usage: test_cuda [SEEDS]: with a number, only that many worlds. */
