@@ -156,8 +156,7 @@ static int bind_copy(binder *b, const op *o, bound_op *out)
         *copy = (fab_copy){.runs = &b->p->runs[b->used.runs],
                            .src_dtype = o->src_dtype,
                            .dst_dtype = o->dst_dtype,
-                           .rank = (uint16_t)b->e->rank,
-                           .by_kernel = (o->flags & OP_SM) != 0};
+                           .rank = (uint16_t)b->e->rank};
         for (uint32_t i = o->first; i < o->first + o->count; i++) {
             const op_run *r = &b->s->runs[i];
             uint32_t n = copies_of(b->e, r);

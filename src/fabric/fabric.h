@@ -44,8 +44,7 @@ typedef struct fab_copy {
     const fab_run *runs;
     uint32_t n_runs;
     uint8_t src_dtype, dst_dtype;
-    uint16_t rank;     /* whose memory is written; sources are the own rank's */
-    uint8_t by_kernel; /* on a GPU by a few CTAs, which spread it over time, rather than by a copy engine */
+    uint16_t rank; /* whose memory is written; sources are the own rank's */
 } fab_copy;
 
 /* Sum of sources first_source .. first_source + n_sources - 1 in this order, in fp32; the first one starts the sum;

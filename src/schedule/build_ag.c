@@ -297,8 +297,7 @@ static void build_one_node(builder *b)
         event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, CALL_GO, 0);
         event(b, OP_JOIN, STREAM_AG_SCATTER, SCOPE_CALL, CALL_GO, 0);
         if (b->geo->elements) {
-            /* A copy engine would do it at the memory's full rate, which stalls what computes beside it. */
-            add(b, OP_COPY, STREAM_AG_SCATTER, PHASE_AG_PUSH)->flags = b->plan->options.target == 1 ? OP_SM : 0;
+            add(b, OP_COPY, STREAM_AG_SCATTER, PHASE_AG_PUSH);
             copy_slots(b, resident, 1, b->rank, own);
         }
         event(b, OP_RECORD, STREAM_AG_SCATTER, SCOPE_CALL, CALL_OWN, 0);

@@ -511,7 +511,7 @@ int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, co
     int status, flushed[3];
 
     b.cast = cast_kernel(copy->src_dtype, copy->dst_dtype);
-    b.kernel = b.cast == KERNEL_COUNT && device_local && (copy->by_kernel || kernel_is_faster(&b));
+    b.kernel = b.cast == KERNEL_COUNT && device_local && kernel_is_faster(&b);
     k->n_batch = k->kernel.n_runs = k->kernel.n_tiles = k->bulk.n_runs = k->bulk.n_tiles = 0;
     k->kernel.src_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->src_dtype);
     k->kernel.dst_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->dst_dtype);
