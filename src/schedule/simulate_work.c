@@ -58,8 +58,8 @@ static bool start_copy(simulation *s, uint32_t instance, uint32_t rank, const sc
     descriptor = o->count * (local ? m->local_copy_descriptor : m->copy_descriptor);
     rate = local ? m->local_copy_rate : m->copy_rate;
     by_kernel = o->flags & OP_SM && m->copy_cta_rate > 0;
-    if (by_kernel) { /* a cast as fast as it is worth SMs for; the own shard at the pace of the pushes beside it */
-        ctas = o->src_dtype != o->dst_dtype ? CAST_CTAS : ceil(m->copy_rate / m->copy_cta_rate);
+    if (by_kernel) { /* a cast, as fast as it is worth SMs for */
+        ctas = CAST_CTAS;
         rate = ctas * m->copy_cta_rate;
     }
     if (!by_kernel && bytes < rate * descriptor)
