@@ -95,7 +95,7 @@ sanitized() { # name, build folder, flags, calls, which unit tests...
     skip "$name" "no compiler here links and runs with $flags"
 }
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 600
+sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 300
 sanitized "TSan" build-tsan "-fsanitize=thread" 150 ONLY="engine fabric_host comm_failures calls_walk bootstrap test_cuda faults"
 
 heading "dependency directions"

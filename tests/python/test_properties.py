@@ -17,7 +17,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 ANY_INT = st.one_of(st.integers(-3, 40), INT64, st.integers(-(2**80), 2**80))
 
 
-@settings(max_examples=300, **SETTINGS)
+@settings(max_examples=100, **SETTINGS)
 @given(st.sampled_from(sorted(KNOBS)), ANY_INT)
 @example("n_stg", 2**64 + 3)
 @example("chunk", -(2**63))
@@ -52,7 +52,7 @@ SPEC = st.builds(
 )
 
 
-@settings(max_examples=150, **SETTINGS)
+@settings(max_examples=60, **SETTINGS)
 @given(st.lists(SPEC, max_size=3))
 def test_any_description_is_taken_or_refused(specs):
     """Nothing is read wrongly on the way: what is taken has the bytes that the description says."""
@@ -114,7 +114,7 @@ def train_step(meeting, rank, nodes, local, shapes, knobs, seed):
     comm.destroy()
 
 
-@settings(max_examples=40, **SETTINGS)
+@settings(max_examples=15, **SETTINGS)
 @given(
     st.sampled_from([(1, 1), (1, 3), (2, 2), (3, 1), (4, 1), (1, 4)]),
     st.lists(st.lists(st.integers(0, 13), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5),
