@@ -31,7 +31,7 @@ EMULATED := $(if $(SAN),,$(shell printf '\043include <barrier>\n' | $(CXX) -std=
 UNIT     += $(EMULATED)
 # ONLY="engine comm": unit tests whose names contain one of the words.
 UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT) $(FUZZ),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT) $(FUZZ))
-SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c tests/fakes/*.c)) src/cli/rules.c)
+SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c tests/fakes/*.c src/cli/rules*.c)))
 
 # Fuzz targets. MAIN is what runs them: replay.o on the corpus, or libFuzzer (scripts/fuzz.sh).
 FUZZ    := $(patsubst tests/fuzz/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
@@ -86,7 +86,7 @@ $(CLI_MAIN): src/cli/main.c
 	@mkdir -p $(@D)
 	$(CC) $(ALLFLAGS) -Dmain=tide_main -c $< -o $@
 $(BUILD)/tide-fake: $(BUILD)/tests/fakes/tide/main.o $(CLI_MAIN) \
-    $(filter-out %/cli/main.o %/cli/rules.o,$(CLI_OBJ)) $(SUPPORT) $(BUILD)/libtide.a
+    $(filter-out %/cli/main.o $(BUILD)/src/cli/rules%,$(CLI_OBJ)) $(SUPPORT) $(BUILD)/libtide.a
 	$(CC) $(CFLAGS) $(SAN) -o $@ $^ $(LDLIBS)
 $(FUZZ): $(BUILD)/tests/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o $(CLI_MAIN) \
     $(filter-out %/cli/main.o,$(CLI_OBJ)) $(BUILD)/libtide.a

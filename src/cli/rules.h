@@ -11,7 +11,7 @@
 
 #include "fabric/cuda/driver.h"
 
-/* The one kernel of the rules: *target = *source + value. Its PTX is in rules.c; a fake driver needs a twin. */
+/* The one kernel of the rules: *target = *source + value. Its PTX is in rules_tools.c; a fake driver needs a twin. */
 typedef struct rules_kernel { uint64_t target, source, value; } rules_kernel;
 #define RULES_KERNEL "tide_rule_add"
 
