@@ -156,7 +156,8 @@ static int bind_copy(binder *b, const op *o, bound_op *out)
         *copy = (fab_copy){.runs = &b->p->runs[b->used.runs],
                            .src_dtype = o->src_dtype,
                            .dst_dtype = o->dst_dtype,
-                           .rank = (uint16_t)b->e->rank};
+                           .rank = (uint16_t)b->e->rank,
+                           .ctas = o->flags & OP_SM ? PLAN_CAST_CTAS : 0};
         for (uint32_t i = o->first; i < o->first + o->count; i++) {
             const op_run *r = &b->s->runs[i];
             uint32_t n = copies_of(b->e, r);

@@ -45,6 +45,7 @@ typedef struct fab_copy {
     uint32_t n_runs;
     uint8_t src_dtype, dst_dtype;
     uint16_t rank; /* whose memory is written; sources are the own rank's */
+    uint16_t ctas; /* of a kernel that does it; 0: the device's choice */
 } fab_copy;
 
 /* Sum of sources first_source .. first_source + n_sources - 1 in this order, in fp32; the first one starts the sum;
@@ -175,6 +176,20 @@ typedef struct fab_device_verbs {
     /* After all queues and arenas. Waits for no peer. */
     void (*close)(fab_device *d);
 } fab_device_verbs;
+/* Of a device whose functions are named after the verbs: name_agree, ... and name_fail_face for `fail`. */
+#define FAB_DEVICE_VERBS(name)                                                                                        \
+    {                                                                                                                 \
+        .agree = name##_agree, .barrier = name##_barrier, .arena_create = name##_arena_create,                        \
+        .arena_hold = name##_arena_hold, .arena_drop = name##_arena_drop, .arena_trim = name##_arena_trim,            \
+        .queue_create = name##_queue_create, .queue_stop = name##_queue_stop, .queue_destroy = name##_queue_destroy,  \
+        .event_create = name##_event_create, .event_destroy = name##_event_destroy,                                   \
+        .calls_create = name##_calls_create, .calls_destroy = name##_calls_destroy, .call_begin = name##_call_begin,  \
+        .call_submit = name##_call_submit, .copy = name##_copy, .reduce = name##_reduce, .signal = name##_signal,     \
+        .wait = name##_wait, .record = name##_record, .join = name##_join, .caller_record = name##_caller_record,     \
+        .caller_wait = name##_caller_wait, .caller_check = name##_caller_check, .caller_fill = name##_caller_fill,    \
+        .caller_copy = name##_caller_copy, .sync = name##_sync, .failure = name##_failure, .fail = name##_fail_face,  \
+        .close = name##_close                                                                                         \
+    }
 
 /* ---- rail: puts and signals between the ranks with one local index --------------------------- */
 

@@ -36,8 +36,6 @@ static void hold(simulation *s, sim_flow *flow, double sms)
 /* Bytes of one item of a copy's side; byte copies have items of one byte. */
 static double item_bytes(int dtype) { return dtype == TIDE_OPAQUE ? 1 : tide_dtype_bytes(dtype); }
 
-enum { CAST_CTAS = 32 };
-
 /* All runs of a COPY have one destination space. Unit: a byte written. */
 static bool start_copy(simulation *s, uint32_t instance, uint32_t rank, const schedule *list, const op *o)
 {
@@ -59,7 +57,7 @@ static bool start_copy(simulation *s, uint32_t instance, uint32_t rank, const sc
     rate = local ? m->local_copy_rate : m->copy_rate;
     by_kernel = o->flags & OP_SM && m->copy_cta_rate > 0;
     if (by_kernel) { /* a cast, as fast as it is worth SMs for */
-        ctas = CAST_CTAS;
+        ctas = PLAN_CAST_CTAS;
         rate = ctas * m->copy_cta_rate;
     }
     if (!by_kernel && bytes < rate * descriptor)

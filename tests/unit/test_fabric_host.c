@@ -64,7 +64,7 @@ static void test_copy_kernels(void **state)
                        .rows = rows,
                        .src_pitch = width * src_item + draw(2) * draw(9),
                        .dst_pitch = width * dst_item + draw(2) * draw(9)};
-        fab_copy copy = {&run, 1, (uint8_t)from, (uint8_t)to, 0};
+        fab_copy copy = {.runs = &run, .n_runs = 1, .src_dtype = (uint8_t)from, .dst_dtype = (uint8_t)to};
         fill(src + off, SMALL - 16, from);
         fill(fast, SMALL, TIDE_OPAQUE);
         memcpy(naive, fast, SMALL);
@@ -90,7 +90,7 @@ static void test_formats(void **state)
     (void)state;
     for (int f = 0; f < 2; f++) {
         fab_run widen = {.src = at(half), .dst = at(wide), .width = N, .rows = 1};
-        fab_copy copy = {&widen, 1, (uint8_t)formats[f], TIDE_F32, 0};
+        fab_copy copy = {.runs = &widen, .n_runs = 1, .src_dtype = (uint8_t)formats[f], .dst_dtype = TIDE_F32};
         for (uint32_t i = 0; i < N; i++)
             half[i] = (uint16_t)i;
         host_run_copy(&copy, NULL);
@@ -99,7 +99,7 @@ static void test_formats(void **state)
         assert_memory_equal(wide, wide2, N * sizeof *wide);
         for (int step = -2; step <= 2; step++) { /* halves, and the floats on both sides of the middle of two */
             fab_run narrow = {.src = at(wide2), .dst = at(back), .width = N, .rows = 1};
-            fab_copy cast = {&narrow, 1, TIDE_F32, (uint8_t)formats[f], 0};
+            fab_copy cast = {.runs = &narrow, .n_runs = 1, .src_dtype = TIDE_F32, .dst_dtype = (uint8_t)formats[f]};
             for (uint32_t i = 0; i < N; i++) {
                 uint32_t bits, half_step = formats[f] == TIDE_BF16 ? 0x8000 : 0x1000;
                 memcpy(&bits, &wide[i], 4);
@@ -301,7 +301,8 @@ static int events_rank(threads_rank *rank)
     uint64_t a = 0, c = 0, value = 0;
     fab_run to_c = {.src = at(&value), .dst = at(&c), .width = 8, .rows = 1},
             to_a = {.src = {0, 0, 0}, .dst = at(&a), .width = 8, .rows = 1};
-    fab_copy copy_a = {&to_a, 1, TIDE_OPAQUE, TIDE_OPAQUE, 0}, copy_c = {&to_c, 1, TIDE_OPAQUE, TIDE_OPAQUE, 0};
+    fab_copy copy_a = {.runs = &to_a, .n_runs = 1, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE},
+             copy_c = {.runs = &to_c, .n_runs = 1, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE};
     fab_word word = {0};
     fab_post post = {&word, 0};
     fab_where where = {"test", 7};

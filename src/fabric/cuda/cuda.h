@@ -226,7 +226,7 @@ extern const fab_rail_verbs cuda_rail_verbs;
 /* watch.c */
 extern const fab_peers_hooks cuda_peers_hooks;
 int cuda_failure(fab_device *d, tide_failure *out);
-int cuda_fail(fab_device *d, const tide_failure *failure);
+int cuda_fail_face(fab_device *d, const tide_failure *failure);
 int cuda_fail_device(cuda_device *d); /* the driver has said why: the thread's last error */
 /* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest; false: they have not. */
 bool cuda_bring_to_rest(cuda_device *d, fab_queue *q);

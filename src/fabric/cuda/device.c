@@ -15,38 +15,7 @@ static int cuda_barrier(fab_device *face, const char *phase)
     return fab_peers_barrier(&((cuda_device *)face)->peers, phase);
 }
 
-static const fab_device_verbs cuda_verbs = {
-    .agree = cuda_agree,
-    .barrier = cuda_barrier,
-    .arena_create = cuda_arena_create,
-    .arena_hold = cuda_arena_hold,
-    .arena_drop = cuda_arena_drop,
-    .arena_trim = cuda_arena_trim,
-    .queue_create = cuda_queue_create,
-    .queue_stop = cuda_queue_stop,
-    .queue_destroy = cuda_queue_destroy,
-    .event_create = cuda_event_create,
-    .event_destroy = cuda_event_destroy,
-    .calls_create = cuda_calls_create,
-    .calls_destroy = cuda_calls_destroy,
-    .call_begin = cuda_call_begin,
-    .call_submit = cuda_call_submit,
-    .copy = cuda_copy,
-    .reduce = cuda_reduce,
-    .signal = cuda_signal,
-    .wait = cuda_wait,
-    .record = cuda_record,
-    .join = cuda_join,
-    .caller_record = cuda_caller_record,
-    .caller_wait = cuda_caller_wait,
-    .caller_check = cuda_caller_check,
-    .caller_fill = cuda_caller_fill,
-    .caller_copy = cuda_caller_copy,
-    .sync = cuda_sync,
-    .failure = cuda_failure,
-    .fail = cuda_fail,
-    .close = cuda_close,
-};
+static const fab_device_verbs cuda_verbs = FAB_DEVICE_VERBS(cuda);
 
 /* ---- hardware queues ---------------------------------------------------------------------------- */
 

@@ -4,7 +4,6 @@
 
 enum {
     COPY_CTAS = 16,  /* they move 32 MiB within a GPU in 52 us; with 4 it takes 182 */
-    CAST_CTAS = 32,  /* and cast 8 Mi elements of fp32 in 34 us, which with 16 takes 61 */
     POSTS = 32       /* words posted in one go */
 };
 _Static_assert(POSTS <= (int)KERNEL_MAX_POSTS && POSTS <= (int)CUDA_STAGED, "posts of one go");
@@ -231,7 +230,6 @@ int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *cop
 {
     cuda_device *d = q->device;
     cuda_stream *s = &q->streams[stream];
-    uint32_t ctas = copy->src_dtype != copy->dst_dtype ? CAST_CTAS : COPY_CTAS;
     int status = cuda_enter(q);
 
     if (status == TIDE_OK)
@@ -240,7 +238,7 @@ int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *cop
         status = cuda_flush(q, s);
     s->behind_work = 1;
     return status == TIDE_OK ? cuda_launch_copy(d->kernels, s->handle, copy, call->args, d->same_gpu[copy->rank],
-                                                ctas)
+                                                copy->ctas ? copy->ctas : COPY_CTAS)
                              : status;
 }
 

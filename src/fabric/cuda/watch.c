@@ -129,7 +129,7 @@ int cuda_failure(fab_device *face, tide_failure *out)
     return fab_peers_failure(&d->peers, out);
 }
 
-int cuda_fail(fab_device *face, const tide_failure *failure)
+int cuda_fail_face(fab_device *face, const tide_failure *failure)
 {
     fab_peers_fail(&((cuda_device *)face)->peers, failure, true);
     return cuda_failure(face, NULL);

@@ -19,38 +19,7 @@ static int host_barrier(fab_device *face, const char *phase)
     return fab_peers_barrier(&((host_device *)face)->peers, phase);
 }
 
-static const fab_device_verbs host_verbs = {
-    .agree = host_agree,
-    .barrier = host_barrier,
-    .arena_create = host_arena_create,
-    .arena_hold = host_arena_hold,
-    .arena_drop = host_arena_drop,
-    .arena_trim = host_arena_trim,
-    .queue_create = host_queue_create,
-    .queue_stop = host_queue_stop,
-    .queue_destroy = host_queue_destroy,
-    .event_create = host_event_create,
-    .event_destroy = host_event_destroy,
-    .calls_create = host_calls_create,
-    .calls_destroy = host_calls_destroy,
-    .call_begin = host_call_begin,
-    .call_submit = host_call_submit,
-    .copy = host_copy,
-    .reduce = host_reduce,
-    .signal = host_signal,
-    .wait = host_wait,
-    .record = host_record,
-    .join = host_join,
-    .caller_record = host_caller_record,
-    .caller_wait = host_caller_wait,
-    .caller_check = host_caller_check,
-    .caller_fill = host_caller_fill,
-    .caller_copy = host_caller_copy,
-    .sync = host_sync,
-    .failure = host_failure,
-    .fail = host_fail_face,
-    .close = host_close,
-};
+static const fab_device_verbs host_verbs = FAB_DEVICE_VERBS(host);
 
 static int workers_wanted(uint32_t *out)
 {
