@@ -105,3 +105,27 @@ bool contract_output_right(const verify_contract *c, uint32_t key, uint32_t n_ra
     }
     return true;
 }
+
+tide_plan *contract_plan(uint32_t nodes, uint32_t local, const char *const (*knobs)[2])
+{
+    static const tide_param params[] = {
+        {"a", 2, 0, {9, 2}}, {"b", 1, 0, {5}}, {"c", 2, 0, {12, 3}}, {"d", 2, 1, {2, 12}}};
+    const tide_group_desc init = TIDE_GROUP_DESC_INIT;
+    tide_topology topology = TIDE_TOPOLOGY_INIT;
+    tide_options options = TIDE_OPTIONS_INIT;
+    tide_group_desc groups[CONTRACT_GROUPS];
+    tide_plan *plan = NULL;
+
+    topology.nodes = nodes;
+    topology.local = local;
+    for (; (*knobs)[0]; knobs++)
+        if (tide_options_set(&options, (*knobs)[0], strtoll((*knobs)[1], NULL, 10)) != TIDE_OK)
+            return NULL;
+    for (uint32_t g = 0; g < CONTRACT_GROUPS; g++) {
+        groups[g] = init;
+        groups[g].params = params;
+        groups[g].n_params = sizeof params / sizeof *params - g;
+        groups[g].input = g ? TIDE_INPUT_ARGUMENT : TIDE_INPUT_ADOPTED;
+    }
+    return tide_plan_create(&topology, groups, CONTRACT_GROUPS, &options, &plan) == TIDE_OK ? plan : NULL;
+}

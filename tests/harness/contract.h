@@ -11,6 +11,11 @@
 
 #include "schedule/verify.h"
 
+/* A plan of CONTRACT_GROUPS groups of four parameters and three, the first adopted, the second passed to each call; knobs by
+ * name and value, ended by {0}. NULL: tide_last_error says why. */
+enum { CONTRACT_GROUPS = 2 };
+tide_plan *contract_plan(uint32_t nodes, uint32_t local, const char *const (*knobs)[2]);
+
 /* Buffers of one call on one rank: its inputs, then a reduce-scatter's output. Room behind each, since mutants may
  * reach an element too far. Full of 0xFF; NULL when out of memory. */
 void **contract_buffers(const verify_contract *c);

@@ -25,6 +25,19 @@ def array_at(address, n_bytes, dtype):
     return np.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype)
 
 
+def gather(group, full, rank, ranks):
+    """Adopts this rank's shards of the fp32 arrays `full`, gathers, and finds the arrays where they land."""
+    for i, whole in enumerate(full):
+        shard = shard_of(whole, rank, ranks)
+        group.adopt(i, shard.ctypes.data, shard.nbytes)
+    group.all_gather()
+    group.wait(c.READY)
+    for i, whole in enumerate(full):
+        landed = array_at(*group.tensor(c.TENSOR_PARAM, i), np.float32)[: whole.size]
+        np.testing.assert_array_equal(landed.reshape(whole.shape), whole)
+    group.release()
+
+
 def gather_and_scatter(path, rank, ranks, node_size):
     bootstrap = c.Bootstrap(path, rank, ranks)
     comm = c.Comm(rank, ranks, bootstrap, node_size=node_size, options={"deadline_ms": 60000})
@@ -34,15 +47,7 @@ def gather_and_scatter(path, rank, ranks, node_size):
     for k, group in enumerate(groups):
         rng = np.random.default_rng(k)
         full = [rng.standard_normal(d).astype(np.float32) for d in DIMS]
-        for i, whole in enumerate(full):
-            shard = shard_of(whole, rank, ranks)
-            group.adopt(i, shard.ctypes.data, shard.nbytes)
-        group.all_gather()
-        group.wait(c.READY)
-        for i, whole in enumerate(full):
-            landed = array_at(*group.tensor(c.TENSOR_PARAM, i), np.float32)[: whole.size]
-            np.testing.assert_array_equal(landed.reshape(whole.shape), whole)
-        group.release()
+        gather(group, full, rank, ranks)
         grads = [
             np.stack([np.random.default_rng(100 * k + 10 * i + r).integers(-9, 9, d) for r in range(ranks)]).astype(
                 np.float32

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tide import comm as c
 from tide._lib import KNOBS, TideError
-from test_comm import array_at, shard_of
+from test_comm import gather, shard_of
 
 SETTINGS = dict(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -97,15 +97,7 @@ def train_step(meeting, rank, nodes, local, shapes, knobs, seed):
     grads = [rng.integers(-50, 50, (ranks, *s)).astype(np.float32) for s in shapes]
     comm = c.Comm(rank, ranks, meeting.of(rank), node_size=local, options={"deadline_ms": 60000, **knobs})
     (group,) = comm.create_groups([c.GroupSpec("g", [c.ParamSpec(f"p{i}", s) for i, s in enumerate(shapes)], c.F32)])
-    for i, whole in enumerate(full):
-        shard = shard_of(whole, rank, ranks)
-        group.adopt(i, shard.ctypes.data, shard.nbytes)
-    group.all_gather()
-    group.wait(c.READY)
-    for i, whole in enumerate(full):
-        landed = array_at(*group.tensor(c.TENSOR_PARAM, i), np.float32)[: whole.size]
-        np.testing.assert_array_equal(landed.reshape(whole.shape), whole)
-    group.release()
+    gather(group, full, rank, ranks)
     own = [np.ascontiguousarray(g[rank]) for g in grads]
     out = np.full(group.output_elements(), np.nan, np.float32)
     group.reduce_scatter([g.ctypes.data for g in own], out.ctypes.data, c.F32, alpha=0.25)

@@ -19,7 +19,7 @@
 
 static uint32_t n_seeds = 12;
 
-enum { PARAMS = 4, GROUPS = 2, SAMPLES = 8 };
+enum { SAMPLES = 8 };
 
 /* Buffers of one call on one rank. */
 typedef struct buffers {
@@ -191,29 +191,14 @@ static void visit(void *context, const proof_case *c, int mutation, int verdict,
 
 static void mutants_of(uint32_t nodes, uint32_t local, int order, const char *const (*knobs)[2], tally *sum)
 {
-    static const tide_param params[PARAMS] = {
-        {"a", 2, 0, {9, 2}}, {"b", 1, 0, {5}}, {"c", 2, 0, {12, 3}}, {"d", 2, 1, {2, 12}}};
-    const tide_group_desc init = TIDE_GROUP_DESC_INIT;
-    tide_topology topology = TIDE_TOPOLOGY_INIT;
-    tide_options options = TIDE_OPTIONS_INIT;
-    tide_group_desc groups[GROUPS];
     mutate_options mutate = {.only_rank = -1, .seed = 1, .visit = visit};
     mutate_result result = {0};
     proof_case c;
     world w = {0};
     tally t = {.w = &w};
 
-    topology.nodes = nodes;
-    topology.local = local;
-    for (; (*knobs)[0]; knobs++)
-        assert_int_equal(tide_options_set(&options, (*knobs)[0], strtoll((*knobs)[1], NULL, 10)), TIDE_OK);
-    for (uint32_t g = 0; g < GROUPS; g++) {
-        groups[g] = init;
-        groups[g].params = params;
-        groups[g].n_params = PARAMS - g;
-        groups[g].input = g ? TIDE_INPUT_ARGUMENT : TIDE_INPUT_ADOPTED;
-    }
-    if (tide_plan_create(&topology, groups, GROUPS, &options, &w.plan) != TIDE_OK)
+    w.plan = contract_plan(nodes, local, knobs);
+    if (!w.plan)
         fail_msg("%s", tide_last_error());
     assert_int_equal(proof_create(w.plan, &w.p), TIDE_OK);
     assert_int_equal(proof_case_create(&w.p, order, 2, 1, &c), TIDE_OK);

@@ -23,8 +23,6 @@
 static uint32_t n_seeds = 400, n_tries = 24;
 
 enum {
-    PARAMS = 4,
-    GROUPS = 2,
     MAX_RANKS = 4,
     SAMPLES = 8,          /* mutants of a cell that are tried until one has shown */
     FRESH_EVERY = 50,     /* runs of a plan on one engine */
@@ -316,24 +314,8 @@ enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 static void make(const struct shape *shape, tide_plan **plan, proof *p)
 {
-    static const tide_param params[PARAMS] = {
-        {"a", 2, 0, {9, 2}}, {"b", 1, 0, {5}}, {"c", 2, 0, {12, 3}}, {"d", 2, 1, {2, 12}}};
-    const tide_group_desc init = TIDE_GROUP_DESC_INIT;
-    tide_topology topology = TIDE_TOPOLOGY_INIT;
-    tide_options options = TIDE_OPTIONS_INIT;
-    tide_group_desc groups[GROUPS];
-
-    topology.nodes = shape->nodes;
-    topology.local = shape->local;
-    for (const char *const(*k)[2] = shape->knobs; (*k)[0]; k++)
-        assert_int_equal(tide_options_set(&options, (*k)[0], strtoll((*k)[1], NULL, 10)), TIDE_OK);
-    for (uint32_t g = 0; g < GROUPS; g++) {
-        groups[g] = init;
-        groups[g].params = params;
-        groups[g].n_params = PARAMS - g;
-        groups[g].input = g ? TIDE_INPUT_ARGUMENT : TIDE_INPUT_ADOPTED;
-    }
-    if (tide_plan_create(&topology, groups, GROUPS, &options, plan) != TIDE_OK)
+    *plan = contract_plan(shape->nodes, shape->local, shape->knobs);
+    if (!*plan)
         fail_msg("%s", tide_last_error());
     assert_int_equal(proof_create(*plan, p), TIDE_OK);
 }
