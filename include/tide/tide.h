@@ -278,7 +278,9 @@ typedef struct tide_comm_desc {
 #define TIDE_COMM_DESC_INIT { sizeof(tide_comm_desc), 0, 1, 0, TIDE_FABRIC_HOST, 0, NULL, NULL, NULL }
 
 /* C  The struct, its options and its strings are read during the call only. Takes deadline_ms from the
- * environment variable TIDE_DEADLINE_MS where the program left it at its default. Errors: TIDE_ERR_ARGUMENT,
+ * environment variable TIDE_DEADLINE_MS where the program left it at its default. TIDE_MACHINE names a machine file
+ * (`tide calibrate` writes one) whose rates the plans of this communicator are made with, each the worst of all ranks;
+ * given on all ranks or on none. Errors: TIDE_ERR_ARGUMENT (also: that file is bad, with its line),
  * TIDE_ERR_MISMATCH (ranks, node sizes, versions or options differ: names field and ranks, alike on all ranks),
  * TIDE_ERR_UNSUPPORTED, TIDE_ERR_SYSTEM (the all-gather failed, or a system call), TIDE_ERR_PEER_DEAD and
  * TIDE_ERR_DEADLINE (as the exchange of descriptors and tide_bootstrap_allgather find them), TIDE_ERR_MEMORY,

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tide/tide.h"
@@ -99,6 +100,10 @@ void tide_text_json_string(tide_text *t, const char *s); /* quoted and escaped *
 
 /* Grows *items (element size `bytes`) so that at least `need` fit; *capacity in elements. */
 int tide_grow(void *items, uint32_t *capacity, uint64_t need, size_t bytes);
+
+/* All of a small file that is open for reading, as new memory that ends with a zero byte (tide_free). Errors begin with "what: name: ":
+ * TIDE_ERR_SYSTEM, TIDE_ERR_ARGUMENT (longer than `most` bytes), TIDE_ERR_MEMORY. */
+int tide_read_text(FILE *file, const char *what, const char *name, size_t most, char **text, size_t *bytes);
 
 /* A hash table from 64-bit keys, none of them 0, to two words. All zeros: empty; tide_free(entries) ends it. */
 typedef struct tide_map_entry { uint64_t key; uint32_t value[2]; } tide_map_entry;

@@ -1,5 +1,5 @@
 /* util.c - knobs, number formats, digests, clock, text. */
-#include <stdio.h>
+#include <errno.h>
 #include <time.h>
 
 #include "base/base.h"
@@ -196,4 +196,27 @@ void tide_text_json_string(tide_text *t, const char *s)
             tide_text_put(t, "%c", c);
     }
     tide_text_put(t, "\"");
+}
+
+int tide_read_text(FILE *file, const char *what, const char *name, size_t most, char **text, size_t *bytes)
+{
+    char *all = tide_calloc(most + 2, 1); /* a byte more than may be there, and the zero */
+    size_t n;
+    int status = TIDE_OK;
+
+    if (!all)
+        return TIDE_ERR_MEMORY;
+    errno = 0;
+    n = fread(all, 1, most + 1, file);
+    if (ferror(file))
+        status = tide_fail(TIDE_ERR_SYSTEM, "%s: %s: %s", what, name, strerror(errno));
+    else if (n > most)
+        status = tide_fail(TIDE_ERR_ARGUMENT, "%s: %s: longer than %zu bytes", what, name, most);
+    if (status != TIDE_OK) {
+        tide_free(all);
+        return status;
+    }
+    *text = all;
+    *bytes = n;
+    return TIDE_OK;
 }

@@ -332,6 +332,7 @@ int cli_calibrate(const cli *c)
     plan_machine m = {.name = ""};
     int code;
 
+    unsetenv("TIDE_MACHINE"); /* calls are simulated with the built-in rates' plans */
     if (c->fabric && strcmp(c->fabric, "host") != 0)
         return cli_fail(c, "--fabric: '%s': calibrating other fabrics than host is not built", c->fabric);
     if (gethostname(m.name, sizeof m.name - 1) != 0 || !m.name[0])

@@ -291,6 +291,7 @@ int cli_check(const cli *c)
     tally *t;
     int code = CLI_OK;
 
+    unsetenv("TIDE_MACHINE"); /* configurations are drawn, planned and replayed by seed alone */
     if (given && c->lifetime)
         return cli_fail(c, "--lifetime: has groups of its own, expected no --model or --shapes");
     if (!given && cli_refuse_given(c, shape_flags, "is drawn at random without --model or --shapes") != CLI_OK)

@@ -1,13 +1,10 @@
 /* machine.c - finds and reads machine files; parsing them is plan/machine.c's. */
 #include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
-
-enum { MAX_FILE = 1 << 16 };
 
 /* Beside the program: of a build folder in the source tree, and of an installation. */
 static const char *const folders[] = {"../machines", "../share/tide/machines"};
@@ -50,27 +47,17 @@ int cli_machine_load(const cli *c, const char *dflt, plan_machine *out)
     const char *name = c->machine ? c->machine : dflt;
     FILE *f = fopen(name, "r");
     int code = CLI_OK, cause = errno;
-    char *text;
+    char *text = NULL;
     size_t n;
 
     if (!f)
         f = open_shipped(name);
     if (!f)
         return cli_fail(c, "--machine: %s: %s, and no shipped machine has that name", name, strerror(cause));
-    text = malloc(MAX_FILE);
-    if (!text) {
-        fclose(f);
-        return cli_fail(c, "out of memory");
-    }
-    errno = 0;
-    n = fread(text, 1, MAX_FILE, f);
-    if (ferror(f))
-        code = cli_fail(c, "--machine: %s: %s", name, strerror(errno));
-    else if (n == MAX_FILE)
-        code = cli_fail(c, "--machine: %s: longer than %d bytes", name, MAX_FILE - 1);
-    else if (plan_machine_parse(name, text, n, out) != TIDE_OK)
+    if (tide_read_text(f, "--machine", name, PLAN_MACHINE_BYTES, &text, &n) != TIDE_OK ||
+        plan_machine_parse(name, text, n, out) != TIDE_OK)
         code = cli_fail_library(c);
-    free(text);
+    tide_free(text);
     fclose(f);
     return code == CLI_OK ? override(c, out) : code;
 }

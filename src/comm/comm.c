@@ -64,6 +64,7 @@ static int agree_on_settings(tide_comm *comm, const tide_comm_desc *desc)
         (comm_field){"version", VALUE_VERSION, TIDE_VERSION_MAJOR << 16 | TIDE_VERSION_MINOR << 8 | TIDE_VERSION_PATCH};
     fields[n++] = (comm_field){"node_size", VALUE_INT, desc->node_size};
     fields[n++] = (comm_field){"fabric", VALUE_INT, desc->fabric};
+    fields[n++] = (comm_field){"TIDE_MACHINE (1: given)", VALUE_INT, comm->rates_given};
 #define TIDE_X(name, dflt, lo, hi, help) fields[n++] = (comm_field){"options." #name, VALUE_KNOB, comm->options.name};
     TIDE_KNOBS(TIDE_X)
 #undef TIDE_X
@@ -187,6 +188,8 @@ int tide_comm_create(const tide_comm_desc *desc, tide_comm **out)
     if (status == TIDE_OK) {
         comm = comm_allocate(desc);
         status = comm ? deadline_from_environment(&comm->options) : TIDE_ERR_MEMORY;
+        if (status == TIDE_OK)
+            status = comm_rates_read(&comm->rates, &comm->rates_given);
     }
     status = fab_agree(&open, status);
     if (status != TIDE_OK)
@@ -194,6 +197,8 @@ int tide_comm_create(const tide_comm_desc *desc, tide_comm **out)
     comm->open = open;
     comm->open.options = &comm->options;
     status = agree_on_settings(comm, desc);
+    if (status == TIDE_OK && comm->rates_given)
+        status = comm_rates_agree(&comm->open, comm->scratch, &comm->rates);
     if (status == TIDE_OK)
         status = agree_on_nodes(comm, desc->node_size);
     if (status == TIDE_OK)
@@ -208,6 +213,9 @@ int tide_comm_create(const tide_comm_desc *desc, tide_comm **out)
     if (status != TIDE_OK)
         goto fail;
     tide_log(2, "rank %u of %u: %s: %s", desc->rank, desc->n_ranks, comm->path, comm->reason);
+    if (comm->rates_given)
+        tide_log(2, "rank %u of %u: plans with machine %s of TIDE_MACHINE, each rate the lowest of all ranks", desc->rank,
+                 desc->n_ranks, comm->rates.name);
     *out = comm;
     return TIDE_OK;
 fail:

@@ -7,6 +7,7 @@
 #define TIDE_COMM_H
 
 #include "engine/engine.h"
+#include "plan/machine.h"
 
 typedef struct comm_set comm_set;
 
@@ -20,6 +21,8 @@ struct tide_comm {
     uint64_t calls;   /* collectives enqueued */
     comm_set *sets;
     char path[64], reason[192];
+    bool rates_given;   /* the planner's rates are ... */
+    plan_machine rates; /* ... these, alike on all ranks */
 };
 
 /* A compiled reduce-scatter or stash of one subset of the parameters; kept until the communicator goes. */
@@ -120,6 +123,13 @@ int comm_agree_fields(const fab_open *open, int64_t *scratch, const char *where,
  * it is OK. */
 int comm_agree_groups(const fab_open *open, int64_t *scratch, int status, const tide_group_desc *groups,
                       uint32_t n_groups, int64_t multicast, uint64_t plan_digest);
+
+/* ---- rates.c ------------------------------------------------------------------------------------ */
+
+/* L  The machine file that TIDE_MACHINE names; *given: whether it names one. */
+int comm_rates_read(plan_machine *out, bool *given);
+/* C  The lowest rate and the longest time of any rank. */
+int comm_rates_agree(const fab_open *open, int64_t *scratch, plan_machine *m);
 
 /* ---- topology.c --------------------------------------------------------------------------------- */
 

@@ -159,7 +159,9 @@ static int set_prepare(tide_comm *comm, const tide_group_desc *descs, uint32_t n
     if (!set)
         return TIDE_ERR_MEMORY;
     set->comm = comm;
-    status = tide_plan_create(&topology, descs, n_groups, &comm->options, &set->plan);
+    status = comm->rates_given
+                 ? plan_machine_create(&comm->rates, &topology, descs, n_groups, &comm->options, &set->plan)
+                 : tide_plan_create(&topology, descs, n_groups, &comm->options, &set->plan);
     if (status != TIDE_OK)
         return status;
     set->groups = tide_calloc(n_groups, sizeof *set->groups);

@@ -40,6 +40,7 @@ enum plan_unit { UNIT_RATE /* B/s */, UNIT_TIME /* s */, UNIT_COUNT, UNIT_FLOPS 
     X(flops, UNIT_FLOPS, false, "matrix products of a GPU with nothing beside them")
 
 #define PLAN_MACHINE_NAME 64
+#define PLAN_MACHINE_BYTES 65535 /* of a file, at most */
 typedef struct plan_machine {
     char name[PLAN_MACHINE_NAME];
 #define TIDE_X(key, unit, required, help) double key;
