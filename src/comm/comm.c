@@ -73,7 +73,7 @@ static int agree_on_settings(tide_comm *comm, const tide_comm_desc *desc)
 
 static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
 {
-    uint64_t own = comm_host_identity(), *hosts = (uint64_t *)comm->scratch;
+    uint64_t own = comm_host_identity(), *hosts = comm->machines;
     int status;
 
     status = fab_allgather(&comm->open, &own, hosts, sizeof own);
@@ -85,6 +85,8 @@ static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
                              "fabric: %s needs all ranks on one machine, rank %u is on another than rank 0",
                              comm->fabric == TIDE_FABRIC_CUDA ? "cuda" : "host", r);
     }
+    for (uint32_t r = 1; r < comm->open.n_ranks && !comm->open.machines; r++)
+        comm->open.machines = hosts[r] != hosts[0] ? hosts : NULL;
     status = comm_node_size(hosts, comm->open.n_ranks, node_size, &comm->local, comm->reason, sizeof comm->reason);
     if (status != TIDE_OK)
         return status;
@@ -124,6 +126,7 @@ static void comm_free(tide_comm *comm)
     if (comm->device)
         comm->device->verbs->close(comm->device);
     tide_free(comm->scratch);
+    tide_free(comm->machines);
     tide_free(comm);
 }
 
@@ -138,7 +141,8 @@ static tide_comm *comm_allocate(const tide_comm_desc *desc)
     if (comm->fabric == TIDE_FABRIC_CUDA)
         comm->options.target = 1;
     comm->scratch = tide_calloc((size_t)desc->n_ranks * COMM_FIELDS, sizeof *comm->scratch);
-    if (!comm->scratch) {
+    comm->machines = tide_calloc(desc->n_ranks, sizeof *comm->machines);
+    if (!comm->scratch || !comm->machines) {
         comm_free(comm);
         return NULL;
     }

@@ -17,6 +17,7 @@ struct tide_comm {
     tide_options options; /* multicast resolved; the rest as given */
     uint32_t nodes, local;
     int fabric;
+    uint64_t *machines; /* per rank */
     int64_t *scratch; /* n_ranks * COMM_FIELDS: agreements use no other heap */
     uint64_t calls;   /* collectives enqueued */
     comm_set *sets;
@@ -133,8 +134,9 @@ int comm_rates_agree(const fab_open *open, int64_t *scratch, plan_machine *m);
 
 /* ---- topology.c --------------------------------------------------------------------------------- */
 
-/* Identity of this machine as its processes can reach each other: boot and network namespace. */
+/* fab_machine, or what a test pretends it to be for the ranks of this thread. */
 uint64_t comm_host_identity(void);
+extern _Thread_local uint64_t comm_pretended_host; /* 0: none */
 /* Ranks a node from every rank's machine. node_size 0: the machines decide. reason: one clause, alike on all ranks. */
 int comm_node_size(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_size, uint32_t *local, char *reason,
                    size_t room);

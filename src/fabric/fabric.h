@@ -219,6 +219,7 @@ struct fab_device {
 /* Collective opening of a device: ranks find each other through the all-gather callback. */
 typedef struct fab_open {
     uint32_t rank, n_ranks, node_size; /* node_size: resolved, divides n_ranks */
+    const uint64_t *machines; /* per rank: which machine, alike on all ranks; kept. NULL: all on one */
     int device;
     tide_allgather_fn allgather; /* kept: used again by arena_create */
     void *allgather_context;
@@ -226,9 +227,16 @@ typedef struct fab_open {
 } fab_open;
 int fab_host_open(const fab_open *desc, fab_device **out);
 int fab_cuda_open(const fab_open *desc, fab_device **out);
+static inline bool fab_same_machine(const fab_open *desc, uint32_t rank)
+{
+    return !desc->machines || desc->machines[rank] == desc->machines[desc->rank];
+}
 int64_t fab_deadline_ns(const fab_open *desc); /* that of its options; small enough to be added to a time */
 
 /* ---- set-up helpers -------------------------------------------------------------------------- */
+
+/* Identity of this machine as its processes can reach each other: boot and network namespace. */
+uint64_t fab_machine(void);
 
 /* C  The caller's all-gather. When it fails and has set the error text it is one of the library's: its code, if that
  * concerns all ranks, and its text. Else TIDE_ERR_SYSTEM. */
@@ -238,8 +246,8 @@ int fab_allgather(const fab_open *desc, const void *in, void *out, size_t bytes)
  * code and text on all ranks alike. The building block of "all or none". */
 int fab_agree(const fab_open *desc, int status);
 
-/* C  Gives file descriptor `fd` to every rank r with peers[r] != 0 (a symmetric relation) and takes theirs: fds[r],
- * owned by the caller, -1 for the others; pids[r] (may be NULL) is the process that sent it, as the kernel says.
+/* C  Gives file descriptor `fd` to every rank r of this machine with peers[r] != 0 (a symmetric relation) and takes theirs:
+ * fds[r], owned by the caller, -1 for the others; pids[r] (may be NULL) is the process that sent it, as the kernel says.
  * Descriptors travel over abstract Unix sockets between processes of one user. A peer that sends nothing is waited for
  * until the deadline. status: this rank's so far; when any rank's is not TIDE_OK all return the same error. */
 int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers, int fd, int *fds, int64_t *pids);

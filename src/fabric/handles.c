@@ -148,6 +148,12 @@ static int send_parcel(const card *to, uint32_t rank, uint32_t own_rank, int fd,
     return status;
 }
 
+/* Descriptors do not leave a machine. */
+static bool wanted(const fab_open *desc, const uint8_t *peers, uint32_t rank)
+{
+    return peers[rank] && rank != desc->rank && fab_same_machine(desc, rank);
+}
+
 /* Peers from `first` on need not wait for this rank, which has failed; the error text stays that of `status`. */
 static void refuse(const fab_open *desc, int status, const uint8_t *peers, const card *cards, uint32_t first,
                    int64_t deadline)
@@ -157,7 +163,7 @@ static void refuse(const fab_open *desc, int status, const uint8_t *peers, const
 
     snprintf(text, sizeof text, "%s", tide_last_error());
     for (uint32_t r = first; r < desc->n_ranks; r++)
-        if (peers[r] && r != desc->rank)
+        if (wanted(desc, peers, r))
             (void)send_parcel(&cards[r], r, desc->rank, -1, deadline, &peer); /* who does not hear it waits longer */
     tide_fail(status, "%s", text);
 }
@@ -290,7 +296,7 @@ stranger:
 static int late(const uint8_t *peers, const int *fds, const fab_open *desc, int64_t waited)
 {
     uint32_t r = 0;
-    while (r + 1 < desc->n_ranks && (!peers[r] || r == desc->rank || fds[r] >= 0))
+    while (r + 1 < desc->n_ranks && (!wanted(desc, peers, r) || fds[r] >= 0))
         r++;
     return tide_fail(TIDE_ERR_DEADLINE, "handle exchange: rank %u waited %.3f s for rank %u", desc->rank,
                      (double)waited / 1e9, r);
@@ -306,7 +312,7 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
 
     for (uint32_t r = 0; r < desc->n_ranks; r++) {
         fds[r] = -1;
-        n_peers += peers[r] != 0 && r != desc->rank;
+        n_peers += wanted(desc, peers, r);
     }
     if (status == TIDE_OK && (!(cards = tide_calloc(desc->n_ranks, sizeof *cards)) ||
                               !(watch = tide_calloc((size_t)desc->n_ranks + 1, sizeof *watch))))
@@ -327,7 +333,7 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
     deadline = begin + fab_deadline_ns(desc);
     for (uint32_t r = 0; r < desc->n_ranks && status == TIDE_OK; r++) {
         pid_t peer = 0;
-        if (!peers[r] || r == desc->rank)
+        if (!wanted(desc, peers, r))
             continue;
         status = send_parcel(&cards[r], r, desc->rank, fd, deadline, &peer);
         if (status != TIDE_OK) {
@@ -349,7 +355,7 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
         status = take_parcel(watch, &own, desc->n_ranks, deadline, &from, &got, &pid);
         if (status != TIDE_OK || from == desc->n_ranks)
             continue;
-        if (!peers[from] || fds[from] >= 0) {
+        if (!wanted(desc, peers, from) || fds[from] >= 0) {
             close(got);
             status = tide_fail(TIDE_ERR_SYSTEM, "handle exchange: rank %u sent twice or unasked", from);
             continue;

@@ -1,8 +1,10 @@
-/* memory.c - shared memory under a file descriptor: creation, mappings, exchange; the token of a process. */
+/* memory.c - shared memory under a file descriptor: creation, mappings, exchange; identity of machine and process. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fabric/peers.h"
@@ -115,11 +117,11 @@ int fab_objects_exchange(const fab_open *desc, int status, uint64_t process, voi
     if (status == TIDE_OK)
         status = fab_allgather(desc, &id, ids, sizeof id);
     for (uint32_t r = 0; status == TIDE_OK && r < n; r++) {
-        bool here = ids[r].pid == id.pid && ids[r].process == id.process;
+        bool here = ids[r].pid == id.pid && ids[r].process == id.process && fab_same_machine(desc, r);
         remote[r] = peers[r] && r != desc->rank && !here;
         objects[r] = (peers[r] || r == desc->rank) && here ? (void *)(uintptr_t)ids[r].object : NULL;
         if (pids)
-            pids[r] = 0;
+            pids[r] = fab_same_machine(desc, r) ? 0 : -1 - (int64_t)r;
     }
     if (status == TIDE_OK)
         status = fab_handles_exchange(desc, status, remote, fd, fds, pids);
@@ -159,6 +161,26 @@ int fab_memory_exchange(const fab_open *desc, int status, uint64_t process, fab_
     tide_free(fds);
     tide_free(here);
     return status;
+}
+
+uint64_t fab_machine(void)
+{
+    uint64_t h = TIDE_FNV_BASIS;
+    char text[128];
+    size_t n = 0;
+    struct stat net;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+    if (f) {
+        n = fread(text, 1, sizeof text, f);
+        fclose(f);
+    }
+    if (n == 0 && gethostname(text, sizeof text) == 0)
+        n = strnlen(text, sizeof text);
+    h = tide_fnv_bytes(h, text, n);
+    if (stat("/proc/self/ns/net", &net) == 0) /* handles travel over abstract sockets, which end at the namespace */
+        h = tide_fnv_u64(h, net.st_ino);
+    return h;
 }
 
 static pthread_once_t process_once = PTHREAD_ONCE_INIT;

@@ -19,14 +19,14 @@ typedef struct fab_memory {
 } fab_memory;
 int fab_memory_create(const char *name, uint64_t bytes, fab_memory **out);
 void fab_memory_drop(fab_memory *m);
-/* C  memory[r] for every r with peers[r] != 0, and own; all or none. process: from fab_process. pids (may be NULL): per
- * rank, 0 for this process. */
+/* C  memory[r] for every r of this machine with peers[r] != 0, and own; all or none. process: from fab_process. pids (may
+ * be NULL): per rank, 0 for this process, negative and its own for a rank of another machine. */
 int fab_memory_exchange(const fab_open *desc, int status, uint64_t process, fab_memory *own, const uint8_t *peers,
                         fab_memory **memory, int64_t *pids);
 
 /* C  What lies under a descriptor: objects[r] is the `own` of rank r where that rank is of this process (its owner keeps it
- * until all have agreed on what they made of it), else fds[r] is its `fd`, owned by the caller. For every r with
- * peers[r] != 0, and this rank; NULL and -1 for the others. */
+ * until all have agreed on what they made of it), else fds[r] is its `fd`, owned by the caller. For every r of this
+ * machine with peers[r] != 0, and this rank; NULL and -1 for the others. */
 int fab_objects_exchange(const fab_open *desc, int status, uint64_t process, void *own, int fd, const uint8_t *peers,
                          void **objects, int *fds, int64_t *pids);
 
