@@ -100,10 +100,28 @@ static int count_items(binder *b, sizes *n)
     return TIDE_OK;
 }
 
-/* `extent` bytes at the address must lie within its bank. rank: for a region address; the caller resolves WHO_NODE. */
-static int resolve(binder *b, const op_addr *a, uint32_t parity, int64_t rank, uint64_t extent, fab_ptr *out)
+static uint32_t bank_of(const op_addr *a, uint32_t parity)
+{
+    return a->bank == BANK_CALL ? parity : a->bank;
+}
+
+/* `extent` bytes at an address of `rank` must lie within its bank. */
+static int check_region(const binder *b, const op_addr *a, uint32_t bank, int64_t rank, uint64_t extent)
 {
     const engine *e = b->e;
+    uint64_t end;
+    if (a->region >= REGION_COUNT || bank >= e->plan->map.region[a->region].n_banks)
+        return bad(b, "region or bank out of range");
+    if (rank < 0 || rank >= e->device->n_ranks)
+        return bad(b, "rank out of range");
+    if (!tide_add(a->offset, extent, &end) || end > e->plan->map.region[a->region].banks[bank].bytes)
+        return bad(b, "address past the end of its bank");
+    return TIDE_OK;
+}
+
+/* rank: for a region address; the caller resolves WHO_NODE. */
+static int resolve(binder *b, const op_addr *a, uint32_t parity, int64_t rank, uint64_t extent, fab_ptr *out)
+{
     *out = (fab_ptr){0, -1, 0};
     switch (a->space) {
     case SPACE_ZERO:
@@ -117,18 +135,13 @@ static int resolve(binder *b, const op_addr *a, uint32_t parity, int64_t rank, u
         out->base = (uintptr_t)a->offset;
         return TIDE_OK;
     case SPACE_REGION: {
-        uint32_t bank = a->bank == BANK_CALL ? parity : a->bank;
-        uint64_t end;
-        char *base;
-        if (a->region >= REGION_COUNT || bank >= e->plan->map.region[a->region].n_banks)
-            return bad(b, "region or bank out of range");
-        if (rank < 0 || rank >= e->device->n_ranks)
-            return bad(b, "rank out of range");
-        if (!tide_add(a->offset, extent, &end) || end > e->plan->map.region[a->region].banks[bank].bytes)
-            return bad(b, "address past the end of its bank");
-        base = engine_region(e, a->region, bank, (uint32_t)rank);
+        uint32_t bank = bank_of(a, parity);
+        int status = check_region(b, a, bank, rank, extent);
+        char *base = status == TIDE_OK ? engine_region(b->e, a->region, bank, (uint32_t)rank) : NULL;
+        if (status != TIDE_OK)
+            return status;
         if (!base)
-            return bad(b, "address on a rank that is neither of this node nor of this rail");
+            return bad(b, "address on a rank whose memory is not mapped here");
         out->base = (uintptr_t)(base + a->offset);
         return TIDE_OK;
     }
@@ -255,7 +268,7 @@ static int bind_reduce(binder *b, const op *o, bound_op *out)
 static bool on_rail(const engine *e, int64_t rank, uint32_t ctx, uint32_t sig)
 {
     return rank >= 0 && rank < e->device->n_ranks && engine_same_rail(e, (uint32_t)rank) && (uint32_t)rank != e->rank &&
-           ctx < PLAN_RAIL_CONTEXTS && sig < PLAN_RAIL_SIGNALS;
+           ctx < (uint32_t)e->plan->options.n_ctx && sig < PLAN_RAIL_SIGNALS;
 }
 
 static int bind_put(binder *b, const op *o, bound_op *out)
@@ -266,18 +279,29 @@ static int bind_put(binder *b, const op *o, bound_op *out)
         for (uint32_t i = o->first; i < o->first + o->count; i++) {
             const op_put *u = &b->s->puts[i];
             fab_put *put = &b->p->puts[b->used.puts++];
-            fab_ptr src, dst;
+            uint32_t bank = bank_of(&u->dst, parity);
+            char *there;
+            fab_ptr src;
             int status;
             if (!on_rail(b->e, u->peer, u->ctx, u->sig))
                 return bad(b, "a put outside the rail");
             if (u->src.space != SPACE_REGION || u->dst.space != SPACE_REGION || u->bytes == 0)
                 return bad(b, "a put of nothing, or not between regions");
+            if (u->dst.who != u->peer)
+                return bad(b, "a put to another rank's memory than its peer's");
             status = resolve(b, &u->src, parity, u->src.who, u->bytes, &src);
             if (status == TIDE_OK)
-                status = resolve(b, &u->dst, parity, u->dst.who, u->bytes, &dst);
+                status = check_region(b, &u->dst, bank, u->dst.who, u->bytes);
             if (status != TIDE_OK)
                 return status;
-            *put = (fab_put){(uint32_t)u->peer, u->ctx, u->sig, (void *)dst.base, (const void *)src.base, u->bytes};
+            there = engine_region(b->e, u->dst.region, bank, (uint32_t)u->peer);
+            *put = (fab_put){.peer = (uint32_t)u->peer,
+                             .ctx = u->ctx,
+                             .sig = u->sig,
+                             .dst = there ? there + u->dst.offset : NULL,
+                             .src = (const void *)src.base,
+                             .bytes = u->bytes,
+                             .at = engine_offset(b->e, u->dst.region, bank) + u->dst.offset};
         }
     }
     if (v == 1)

@@ -11,13 +11,18 @@ struct engine_view {
     struct engine_views *owner;
 };
 
+uint64_t engine_offset(const engine *e, int region, uint32_t bank)
+{
+    return e->region_at[region] + e->plan->map.region[region].banks[bank].offset;
+}
+
 char *engine_region(const engine *e, int region, uint32_t bank, uint32_t rank)
 {
     char *base;
     if (region == REGION_LANDING && e->device->multicast && e->plan->options.multicast == 1)
         rank -= rank % e->local; /* the node's one landing */
     base = e->arena->base[rank];
-    return base ? base + e->region_at[region] + e->plan->map.region[region].banks[bank].offset : NULL;
+    return base ? base + engine_offset(e, region, bank) : NULL;
 }
 
 fab_word *engine_word(const engine *e, uint32_t owner, uint32_t resource, uint32_t which, uint32_t poster)
@@ -26,10 +31,13 @@ fab_word *engine_word(const engine *e, uint32_t owner, uint32_t resource, uint32
     return words + ((uint64_t)resource * 2 + which) * e->local + poster % e->local;
 }
 
-/* The rail words follow the local ones: [lane][node][context][signal]. */
+/* The rail words follow the local ones: [lane][node][context][signal]. NULL when the owner is not mapped. */
 static fab_rail_word *rail_words(const engine *e, uint32_t owner, uint32_t lane)
 {
-    fab_rail_word *words = (fab_rail_word *)(void *)engine_word(e, owner, schedule_resources(e->plan), 0, 0);
+    fab_rail_word *words;
+    if (!e->arena->base[owner])
+        return NULL;
+    words = (fab_rail_word *)(void *)engine_word(e, owner, schedule_resources(e->plan), 0, 0);
     return words + (uint64_t)lane * e->nodes * PLAN_RAIL_CONTEXTS * PLAN_RAIL_SIGNALS;
 }
 
@@ -105,14 +113,25 @@ static void events_clear(engine *e)
 
 /* ---- create and destroy ---------------------------------------------------------------------- */
 
-static int create_rails(engine *e)
+/* C  status: this rank's so far. A fabric's rails may be made together with the other ranks, so all begin, or none. */
+static int create_rails(engine *e, int status)
 {
+    static const char *const lanes[LANE_COUNT] = {[LANE_AG] = "all-gather", [LANE_RS] = "reduce-scatter"};
     fab_rail_word **words = tide_calloc(e->nodes, sizeof *words);
     uint32_t *ranks = tide_calloc(e->nodes, sizeof *ranks);
-    int status = words && ranks ? TIDE_OK : TIDE_ERR_MEMORY;
 
+    if (status == TIDE_OK && (!words || !ranks))
+        status = TIDE_ERR_MEMORY;
+    status = e->device->verbs->agree(e->device, status);
     for (uint32_t lane = 0; lane < LANE_COUNT && status == TIDE_OK; lane++) {
-        fab_rail_desc desc = {e->nodes, e->node, PLAN_RAIL_CONTEXTS, PLAN_RAIL_SIGNALS, words, ranks};
+        fab_rail_desc desc = {.nodes = e->nodes,
+                              .node = e->node,
+                              .n_ctx = (uint32_t)e->plan->options.n_ctx,
+                              .n_sig = PLAN_RAIL_SIGNALS,
+                              .words = words,
+                              .ranks = ranks,
+                              .arena = e->arena,
+                              .lane = lanes[lane]};
         for (uint32_t n = 0; n < e->nodes; n++) {
             ranks[n] = n * e->local + e->local_rank;
             words[n] = rail_words(e, ranks[n], lane);
@@ -180,7 +199,7 @@ int engine_create(fab_device *device, const tide_plan *plan, engine **out)
          * outbox is read into during the network phase. One node sends nothing. */
         e->max_pending = e->nodes == 1 ? MAX_PENDING : plan->rs.n_out < plan->rs.n_blocks ? 1 : 2;
         for (uint32_t r = 0; r < device->n_ranks; r++)
-            peers[r] = engine_same_node(e, r) || engine_same_rail(e, r);
+            peers[r] = engine_same_node(e, r) || (device->rail_mapped && engine_same_rail(e, r));
         status = lay_out(e, &bytes);
     }
     if (status == TIDE_OK)
@@ -198,9 +217,7 @@ int engine_create(fab_device *device, const tide_plan *plan, engine **out)
         status = verbs->queue_create(device, STREAM_RS_PUSH0 + e->local, &e->queue);
         if (status == TIDE_OK)
             status = events_init(e);
-        if (status == TIDE_OK)
-            status = create_rails(e);
-        status = verbs->agree(device, status);
+        status = verbs->agree(device, create_rails(e, status));
     }
     tide_free(peers);
     if (status != TIDE_OK) {

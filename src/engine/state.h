@@ -89,6 +89,7 @@ struct engine_program {
 /* create.c */
 static inline bool engine_same_node(const engine *e, uint32_t rank) { return rank / e->local == e->node; }
 static inline bool engine_same_rail(const engine *e, uint32_t rank) { return rank % e->local == e->local_rank; }
+uint64_t engine_offset(const engine *e, int region, uint32_t bank); /* in an arena, the same on all ranks */
 /* Where {region, bank, rank} begins here; NULL when it is not mapped. */
 char *engine_region(const engine *e, int region, uint32_t bank, uint32_t rank);
 fab_word *engine_word(const engine *e, uint32_t owner, uint32_t resource, uint32_t which, uint32_t poster);

@@ -73,7 +73,14 @@ typedef struct fab_rail_word {
 _Static_assert(sizeof(fab_word) == 64 && sizeof(fab_rail_word) == 16, "the memory map counts with these sizes");
 
 typedef struct fab_post { fab_word *word; uint32_t rank; } fab_post; /* rank: whose memory (signal), who posts (wait) */
-typedef struct fab_put { uint32_t peer; uint16_t ctx, sig; void *dst; const void *src; uint64_t bytes; } fab_put;
+/* dst: NULL where the peer's memory is not mapped here. at: the same place as an offset in the peer's arena. */
+typedef struct fab_put {
+    uint32_t peer;
+    uint16_t ctx, sig;
+    void *dst;
+    const void *src;
+    uint64_t bytes, at;
+} fab_put;
 typedef struct fab_rail_post { uint32_t peer; uint16_t ctx, sig; uint32_t count; } fab_rail_post;
 
 /* A poster may be ahead of the waiter: then its word's tag can be that of a later call (only a word that equals the
@@ -105,9 +112,12 @@ typedef struct fab_call_desc {
 
 typedef struct fab_rail_desc {
     uint32_t nodes, node;   /* M and this rank's node */
-    uint32_t n_ctx, n_sig;  /* extents of the words, not less than what calls use */
-    fab_rail_word *const *words; /* M: this lane's rail words in the memory of the rail's rank on each node */
-    const uint32_t *ranks;  /* M: absolute ranks of the rail */
+    uint32_t n_ctx, n_sig;  /* what calls use at most: extents of the words */
+    fab_rail_word *const *words; /* M: this lane's rail words in the memory of the rail's rank on each node; NULL: not
+                                    mapped here */
+    const uint32_t *ranks;   /* M: absolute ranks of the rail */
+    const fab_arena *arena;  /* sources and destinations of its puts lie in it */
+    const char *lane;        /* "all-gather"; static */
 } fab_rail_desc;
 /* Index, in the receiver's words, of a signal that `node` sends. */
 static inline uint64_t fab_rail_index(uint32_t node, uint32_t n_ctx, uint32_t n_sig, uint32_t ctx, uint32_t sig)
@@ -194,8 +204,10 @@ typedef struct fab_device_verbs {
 /* ---- rail: puts and signals between the ranks with one local index --------------------------- */
 
 typedef struct fab_rail_verbs {
+    /* C  All ranks of the device make their rails in one order. Where that takes several ranks they all return alike; where a
+     * rank does it alone its status is its own. The description is read during the call only, but for the arena. */
     int (*create)(fab_queue *q, const fab_rail_desc *desc, fab_rail **out);
-    void (*destroy)(fab_rail *r);
+    void (*destroy)(fab_rail *r); /* NULL is fine */
     /* One stream enqueues on a rail at a time. Each transfer delivers its bytes, then one signal (ctx, sig) to its
      * peer; messages to one (peer, ctx) arrive in their order. Complete when the sources may be written again. */
     int (*put)(fab_rail *r, uint32_t stream, fab_call *call, const fab_put *puts, uint32_t n, const fab_where *where);
@@ -212,6 +224,7 @@ struct fab_device {
     const fab_rail_verbs *rail;
     const char *name; /* "host" */
     uint32_t rank, n_ranks, node_size;
+    int rail_mapped;      /* the rail reaches its peers through their memory as mapped here */
     int multicast;        /* one landing can serve a node */
     uint64_t granularity; /* arenas are rounded up to a multiple */
 };

@@ -48,7 +48,7 @@ static int open_local(host_device *d, const fab_open *desc)
     if (status != TIDE_OK)
         return status;
     d->face = (fab_device){.verbs = &host_verbs, .rail = &host_rail_verbs, .name = "host", .rank = desc->rank,
-                           .n_ranks = desc->n_ranks, .node_size = desc->node_size, .multicast = 1,
+                           .n_ranks = desc->n_ranks, .node_size = desc->node_size, .rail_mapped = 1, .multicast = 1,
                            .granularity = (uint64_t)sysconf(_SC_PAGESIZE)};
     d->workers = tide_calloc(d->n_workers, sizeof *d->workers);
     return d->workers ? TIDE_OK : TIDE_ERR_MEMORY;
