@@ -5,10 +5,12 @@
 
 /* ---- one rank's memory -------------------------------------------------------------------------- */
 
-static cu_alloc_prop pinned_on(cu_dev gpu)
+cu_alloc_prop cuda_arena_memory(const cuda_device *d)
 {
-    return (cu_alloc_prop){
-        .type = CU_ALLOC_PINNED, .handle_types = CU_HANDLE_FD, .location = {CU_LOCATION_DEVICE, gpu}};
+    return (cu_alloc_prop){.type = CU_ALLOC_PINNED,
+                           .handle_types = CU_HANDLE_FD,
+                           .location = {CU_LOCATION_DEVICE, d->gpu},
+                           .flags = {.rdma = d->rdma != 0}};
 }
 
 /* Also while the process exits, when the driver may refuse everything: then it has freed everything. */
@@ -83,7 +85,7 @@ static int map(const cuda_device *d, cuda_memory *m)
 
 static int create_own(const cuda_device *d, uint64_t bytes, cuda_memory **out, int *fd)
 {
-    const cu_alloc_prop prop = pinned_on(d->gpu);
+    const cu_alloc_prop prop = cuda_arena_memory(d);
     int status = memory_new(d, tide_align_up(tide_max_u64(bytes, 1), d->face.granularity), out);
 
     if (status != TIDE_OK)

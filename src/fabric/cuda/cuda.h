@@ -57,7 +57,7 @@ typedef struct cuda_arena {
     cuda_memory **memory;
 } cuda_arena;
 
-/* A word that a stream waits for. */
+/* A word that a stream waits for; word 0: it stands in the extension's library, perhaps for this rank. */
 typedef struct cuda_target {
     cu_ptr word;
     uint64_t value, last; /* last: number of the wait's last target */
@@ -73,7 +73,8 @@ typedef struct cuda_stream {
     int behind_work;         /* bytes have been enqueued since the last wait */
     cu_ptr done, staged;     /* device memory: a launch's counter; staging words */
     cu_ptr crumb_device;
-    _Atomic uint64_t *crumb; /* number of the first target of the latest wait that the stream has come to; 0: none */
+    /* Number of the first target of the latest wait that the stream has come to; 0: none, or it has left the library again. */
+    _Atomic uint64_t *crumb;
     uint64_t n_targets;      /* awaited so far: target t is targets[t % CUDA_TARGETS], counted from 1 */
     uint64_t settled;        /* the wait that begins with this target is over, as looked up; under the device lock */
     cuda_target *targets;    /* under the device lock */
@@ -111,22 +112,33 @@ struct fab_calls {
     fab_call ring[CUDA_CALLS];
 };
 
-struct fab_rail {
-    fab_queue *queue;
-    uint32_t nodes, node, n_ctx, n_sig;
-    cu_ptr *words;      /* per node: this lane's rail words */
-    uint64_t *sent;     /* per (node, ctx, sig): signals so far */
-    uint64_t *consumed; /* the same of those awaited */
-    uint32_t *node_of;  /* per absolute rank; UINT32_MAX: not on this rail */
-};
+/* What another library's rail makes of this device: a fabric of its own name with this one's memory, streams and words.
+ * On its operations a stream stands without a word that could be looked up, or set ahead. */
+typedef struct cuda_extension {
+    const char *name; /* of the fabric */
+    const fab_rail_verbs *rail;
+    int rail_mapped; /* of fab_device */
+    int rdma;        /* network adapters are to read and write arenas, where the GPU has that */
+    /* All may be NULL. open: what one rank can do alone. met: who shares a GPU is known. poll: in the watch, now and then while
+     * something is under way; fails the device if the library has found something wrong. abort: the device has failed;
+     * begins to end what streams stand in, and returns; called again and again. close: whatever open has returned. */
+    int (*open)(struct cuda_device *d);
+    int (*met)(struct cuda_device *d);
+    void (*poll)(struct cuda_device *d);
+    void (*abort)(struct cuda_device *d);
+    void (*close)(struct cuda_device *d);
+} cuda_extension;
 
 typedef struct cuda_device {
     fab_device face;
+    const cuda_extension *extension;
+    void *extra; /* the extension's */
     fab_open open;
     fab_peers peers;
     const cuda_driver *driver;
     cu_dev gpu;
     cu_context context;
+    int rdma;              /* arenas are for network adapters as well */
     int retained, current; /* current: pushed by the enqueueing thread until call_submit */
     cuda_kernels *kernels;
     cu_stream rescue;      /* never waits: ends the waits of the others, reads words back */
@@ -137,6 +149,7 @@ typedef struct cuda_device {
     pthread_mutex_t lock;  /* queues and what their streams wait for */
     fab_queue *queues;
     _Atomic uint32_t busy; /* something may be under way: the watch looks again soon */
+    _Atomic uint32_t restless; /* its streams have been given up: nobody waits for them again */
 } cuda_device;
 
 static inline cuda_page *cuda_rank_page(const cuda_device *d, uint32_t rank)
@@ -171,12 +184,14 @@ static inline bool cuda_push_to_free(const cuda_device *d)
 void cuda_nap(int64_t *ns);
 
 /* device.c */
+int cuda_open_extended(const fab_open *desc, const cuda_extension *extension, fab_device **out);
 int cuda_queues_take(cuda_device *d, uint32_t n); /* hardware queues of this GPU for streams of this process */
 void cuda_queues_give(cuda_device *d, uint32_t n);
 int cuda_rest(const cuda_device *d, const char *what); /* until the rescue stream has nothing to do; context current */
 int cuda_zero(const cuda_device *d, cu_ptr at, uint64_t bytes); /* done when it returns; context current */
 
 /* arena.c */
+cu_alloc_prop cuda_arena_memory(const cuda_device *d);
 int cuda_arena_create(fab_device *d, uint64_t bytes, const uint8_t *peers, fab_arena **out);
 void cuda_arena_hold(fab_arena *a);
 void cuda_arena_drop(fab_arena *a);
@@ -219,6 +234,10 @@ int cuda_post(fab_queue *q, cuda_stream *s, const cu_ptr *words, const uint64_t 
 /* Appends the wait for n words; their `last` and `wait` are filled in. n is at most CUDA_AWAIT. */
 enum { CUDA_AWAIT = CUDA_OPS - 1 };
 int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait);
+/* What the extension's library enqueues between the two may hold the stream up; targets, at most CUDA_AWAIT of word 0, say for
+ * whom. All streams have been given what was put off. */
+int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait);
+int cuda_take_back(fab_queue *q, cuda_stream *s);
 
 /* rail.c */
 extern const fab_rail_verbs cuda_rail_verbs;

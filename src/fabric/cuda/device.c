@@ -99,8 +99,7 @@ static int check_attributes(cuda_device *d)
 
 static int open_context(cuda_device *d)
 {
-    const cu_alloc_prop prop = {
-        .type = CU_ALLOC_PINNED, .handle_types = CU_HANDLE_FD, .location = {CU_LOCATION_DEVICE, d->gpu}};
+    const cu_alloc_prop prop = cuda_arena_memory(d);
     int least = 0, greatest = 0, status;
     size_t granularity = 0;
 
@@ -128,15 +127,17 @@ static int open_context(cuda_device *d)
     return status;
 }
 
-static int open_local(cuda_device *d, const fab_open *desc)
+static int open_local(cuda_device *d, const fab_open *desc, const cuda_extension *extension)
 {
     int count = 0, status;
 
     d->open = *desc;
     status = fab_peers_init(&d->peers, &d->open, sizeof(cuda_page), &cuda_peers_hooks, d);
     d->open.options = NULL;
-    d->face = (fab_device){.verbs = &cuda_verbs, .rail = &cuda_rail_verbs, .name = "cuda", .rank = desc->rank,
-                           .n_ranks = desc->n_ranks, .node_size = desc->node_size};
+    d->extension = extension;
+    d->face = (fab_device){.verbs = &cuda_verbs, .rail = extension->rail, .name = extension->name, .rank = desc->rank,
+                           .n_ranks = desc->n_ranks, .node_size = desc->node_size,
+                           .rail_mapped = extension->rail_mapped};
     if (status == TIDE_OK && !(d->same_gpu = tide_calloc(desc->n_ranks, 1)))
         status = TIDE_ERR_MEMORY;
     if (status == TIDE_OK)
@@ -149,6 +150,9 @@ static int open_local(cuda_device *d, const fab_open *desc)
         status = cuda_check(d->driver, d->driver->DeviceGet(&d->gpu, desc->device), "cuDeviceGet");
     if (status == TIDE_OK)
         status = check_attributes(d);
+    if (status == TIDE_OK && extension->rdma)
+        status = cuda_check(d->driver, d->driver->DeviceGetAttribute(&d->rdma, CU_ATTR_RDMA_VMM, d->gpu),
+                            "cuDeviceGetAttribute");
     if (status == TIDE_OK)
         status = cuda_check(d->driver, d->driver->PrimaryRetain(&d->context, d->gpu), "cuDevicePrimaryCtxRetain");
     d->retained = status == TIDE_OK;
@@ -158,7 +162,7 @@ static int open_local(cuda_device *d, const fab_open *desc)
         status = open_context(d);
         cuda_pop(d);
     }
-    return status;
+    return status == TIDE_OK && extension->open ? extension->open(d) : status;
 }
 
 /* A GPU that this process does not see is found out about when its memory is mapped. */
@@ -198,10 +202,16 @@ static int meet_gpus(cuda_device *d)
         status = check_peer(d, r, &all[r]);
     }
     tide_free(all);
-    return status;
+    return status == TIDE_OK && d->extension->met ? d->extension->met(d) : status;
 }
 
 int fab_cuda_open(const fab_open *desc, fab_device **out)
+{
+    static const cuda_extension none = {.name = "cuda", .rail = &cuda_rail_verbs, .rail_mapped = 1};
+    return cuda_open_extended(desc, &none, out);
+}
+
+int cuda_open_extended(const fab_open *desc, const cuda_extension *extension, fab_device **out)
 {
     cuda_device *d;
     int status = fab_check_fork();
@@ -212,7 +222,7 @@ int fab_cuda_open(const fab_open *desc, fab_device **out)
     d = tide_calloc(1, sizeof *d);
     if (d)
         pthread_mutex_init(&d->lock, NULL);
-    status = fab_peers_meet(desc, d ? &d->peers : NULL, d ? open_local(d, desc) : TIDE_ERR_MEMORY);
+    status = fab_peers_meet(desc, d ? &d->peers : NULL, d ? open_local(d, desc, extension) : TIDE_ERR_MEMORY);
     if (status == TIDE_OK) {
         status = meet_gpus(d);
         if (status == TIDE_OK)
@@ -238,6 +248,8 @@ static void cuda_close(fab_device *face)
         return;
     fab_peers_leave(&d->peers);
     fab_peers_clear(&d->peers);
+    if (d->extension && d->extension->close) /* after the watch */
+        d->extension->close(d);
     if (d->retained && cuda_push_to_free(d)) {
         if (d->rescue) {
             d->driver->StreamDestroy(d->rescue);

@@ -7,6 +7,15 @@
 
 enum { POSTS = 32 };
 
+struct fab_rail {
+    fab_queue *queue;
+    uint32_t nodes, node, n_ctx, n_sig;
+    cu_ptr *words;      /* per node: this lane's rail words */
+    uint64_t *sent;     /* per (node, ctx, sig): signals so far */
+    uint64_t *consumed; /* the same of those awaited */
+    uint32_t *node_of;  /* per absolute rank; UINT32_MAX: not on this rail */
+};
+
 static void rail_destroy(fab_rail *r)
 {
     if (!r)

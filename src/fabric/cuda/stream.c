@@ -181,16 +181,11 @@ int cuda_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *p
 
 /* The crumb says to which wait the stream has come. It is written first, and never taken back: whether that wait is over
  * is looked up when it matters. */
-int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait)
+static void announce(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait)
 {
     cuda_device *d = q->device;
     uint64_t first;
-    int status = cuda_room(q, s, n + 1);
 
-    if (status == TIDE_OK)
-        status = gather(q, s, n + 1);
-    if (status != TIDE_OK)
-        return status;
     pthread_mutex_lock(&d->lock);
     first = s->n_targets + 1;
     for (uint32_t i = 0; i < n; i++) {
@@ -200,10 +195,46 @@ int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, c
     }
     pthread_mutex_unlock(&d->lock);
     put_op(s, CU_OP_WRITE_64, s->crumb_device, first, 0);
+}
+
+int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait)
+{
+    int status = cuda_room(q, s, n + 1);
+
+    if (status == TIDE_OK)
+        status = gather(q, s, n + 1);
+    if (status != TIDE_OK)
+        return status;
+    announce(q, s, targets, n, wait);
     for (uint32_t i = 0; i < n; i++)
         put_op(s, CU_OP_WAIT_64, targets[i].word, targets[i].value, CU_WAIT_GEQ);
     s->behind_work = 0;
     return TIDE_OK;
+}
+
+/* The library may hold its caller up until the network has moved on, and with it perhaps other ranks: nothing that they
+ * wait for may stay here. */
+int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait)
+{
+    int status = cuda_room(q, s, n + 2);
+
+    if (status == TIDE_OK)
+        status = gather(q, s, 1);
+    if (status != TIDE_OK)
+        return status;
+    announce(q, s, targets, n, wait);
+    return cuda_flush_all(q);
+}
+
+/* No word tells that this is over, so the crumb is taken back. */
+int cuda_take_back(fab_queue *q, cuda_stream *s)
+{
+    int status = gather(q, s, 1);
+
+    if (status == TIDE_OK)
+        put_op(s, CU_OP_WRITE_64, s->crumb_device, 0, 0);
+    s->behind_work = 1;
+    return status;
 }
 
 int cuda_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *posts, uint32_t n, uint64_t value,

@@ -47,6 +47,8 @@ static const cuda_target *missing(cuda_device *d, cuda_stream *s)
 
     if (!t)
         return NULL;
+    if (!t->word)
+        return t;
     for (last = t->last; at <= last; at += CUDA_READ_BACK) {
         uint32_t n = (uint32_t)tide_min_u64(CUDA_READ_BACK, last - at + 1);
         if (!target_at(s, at) || read_words(d, s, at, n) != TIDE_OK)
@@ -72,11 +74,13 @@ static void release(cuda_device *d, const cuda_stream *s)
         at = s->n_targets > CUDA_TARGETS ? s->n_targets - CUDA_TARGETS + 1 : 1;
     for (; at <= s->n_targets; at++) {
         const cuda_target *t = target_at(s, at);
-        memset(&ops[n], 0, sizeof ops[n]);
-        ops[n].at.operation = CU_OP_WRITE_64;
-        ops[n].at.address = t->word;
-        ops[n++].at.value = t->value + FAR;
-        if (n == CUDA_OPS || at == s->n_targets) {
+        if (t->word) {
+            memset(&ops[n], 0, sizeof ops[n]);
+            ops[n].at.operation = CU_OP_WRITE_64;
+            ops[n].at.address = t->word;
+            ops[n++].at.value = t->value + FAR;
+        }
+        if (n == CUDA_OPS || (n > 0 && at == s->n_targets)) {
             d->driver->StreamBatchMemOp(d->rescue, n, ops, 0);
             n = 0;
         }
@@ -105,15 +109,18 @@ bool cuda_bring_to_rest(cuda_device *d, fab_queue *q)
 
     if (!cuda_push_to_free(d))
         return false;
-    while (!idle && tide_now_ns() < end) {
+    for (;;) {
+        if (d->extension->abort && fab_peers_failed(&d->peers))
+            d->extension->abort(d);
         pthread_mutex_lock(&d->lock);
         idle = release_all(d, q);
         pthread_mutex_unlock(&d->lock);
-        if (!idle)
-            cuda_nap(&ns);
+        if (idle || tide_now_ns() >= end || atomic_load(&d->restless))
+            break;
+        cuda_nap(&ns);
     }
     cuda_pop(d);
-    if (!idle)
+    if (!idle && !atomic_exchange(&d->restless, 1))
         tide_log(0, "rank %u: the streams of device %d do not come to rest", d->face.rank, d->open.device);
     return idle;
 }
@@ -197,8 +204,37 @@ int cuda_fail_device(cuda_device *d)
     return fab_peers_failure(&d->peers, NULL);
 }
 
-/* Notes where the stream is; a wait past its deadline is `due`. Lock held, context current. */
-static bool look(cuda_device *d, cuda_stream *s, int64_t now, cuda_target *due)
+/* A wait that stood in the extension's library, perhaps for one of several ranks. Lock held. */
+static void fail_handed_over(cuda_device *d, const cuda_stream *s, const cuda_target *first)
+{
+    tide_failure f = TIDE_FAILURE_INIT;
+    fab_page *theirs = fab_peers_page(&d->peers, first->rank);
+    const cuda_target *t = first;
+    char whom[96];
+    size_t n = 0;
+
+    while (n + sizeof ", 4294967295" < sizeof whom) {
+        n += (size_t)snprintf(whom + n, sizeof whom - n, n ? ", %u" : "%u", t->rank);
+        if (t == target_at(s, first->last))
+            break;
+        t = &s->targets[(t - s->targets + 1) % CUDA_TARGETS];
+    }
+    f.code = TIDE_ERR_DEADLINE;
+    f.rank = d->face.rank;
+    f.peer = first->rank;
+    f.call = first->wait.call;
+    snprintf(f.phase, sizeof f.phase, "%s", first->wait.where->phase);
+    snprintf(f.text, sizeof f.text,
+             "rank %u waited %.3f s for %s %s in %s of call %llu (op %u); rank %u last waited in call %llu, op %llu",
+             f.rank, (double)(tide_now_ns() - first->wait.enqueued) / 1e9, t == first ? "rank" : "one of ranks", whom,
+             f.phase, (unsigned long long)f.call, first->wait.where->op, first->rank, (unsigned long long)atomic_load(&theirs->crumb_call),
+             (unsigned long long)atomic_load(&theirs->crumb_op));
+    fab_peers_fail(&d->peers, &f, true);
+}
+
+/* Notes where the stream is; true: it waits past its deadline, which has failed the device. Lock held, so that what the
+ * wait is of is not freed yet; context current. */
+static bool look(cuda_device *d, cuda_stream *s, int64_t now)
 {
     uint64_t at = atomic_load(s->crumb);
     const cuda_target *t = at == s->settled ? NULL : target_at(s, at);
@@ -210,13 +246,15 @@ static bool look(cuda_device *d, cuda_stream *s, int64_t now, cuda_target *due)
     if (now - t->wait.enqueued < d->peers.deadline_ns)
         return false;
     t = missing(d, s);
-    if (t)
-        *due = *t;
+    if (t && t->word)
+        fab_peers_fail_wait(&d->peers, TIDE_ERR_DEADLINE, &t->wait, t->rank);
+    else if (t)
+        fail_handed_over(d, s, t);
     return t != NULL;
 }
 
-/* -1: an error of the device. Lock held, context current. */
-static int look_at_queues(cuda_device *d, bool *idle, cuda_target *due)
+/* 1: a wait was due; -1: an error of the device. Lock held, context current. */
+static int look_at_queues(cuda_device *d, bool *idle)
 {
     int64_t now = tide_now_ns();
     *idle = true;
@@ -227,7 +265,7 @@ static int look_at_queues(cuda_device *d, bool *idle, cuda_target *due)
         *idle &= status == TIDE_OK;
         for (uint32_t i = 0; i < q->n_streams && status > 0; i++) {
             cuda_stream *s = &q->streams[i];
-            if (s->handle && d->driver->StreamQuery(s->handle) == CU_NOT_READY && look(d, s, now, due))
+            if (s->handle && d->driver->StreamQuery(s->handle) == CU_NOT_READY && look(d, s, now))
                 return 1;
         }
     }
@@ -238,24 +276,24 @@ static int look_at_queues(cuda_device *d, bool *idle, cuda_target *due)
 static int tick(void *device)
 {
     cuda_device *d = device;
-    cuda_target due;
+    const cuda_extension *x = d->extension;
     bool idle = true;
-    int found;
+    int found = 0;
 
     fab_peers_adopt(&d->peers);
     if (cuda_push(d) != TIDE_OK)
         return PERIOD_MS;
     atomic_store(&d->busy, 0); /* who enqueues after this wakes the watch */
+    if (x->abort && fab_peers_failed(&d->peers))
+        x->abort(d);
     pthread_mutex_lock(&d->lock);
-    if (fab_peers_failed(&d->peers)) {
-        found = 0;
+    if (fab_peers_failed(&d->peers))
         idle = release_all(d, NULL);
-    } else {
-        found = look_at_queues(d, &idle, &due);
-        if (found > 0) /* under the lock: what the wait is of may be freed once its stream is at rest */
-            fab_peers_fail_wait(&d->peers, TIDE_ERR_DEADLINE, &due.wait, due.rank);
-    }
+    else
+        found = look_at_queues(d, &idle);
     pthread_mutex_unlock(&d->lock);
+    if (x->poll && !idle && !found && !fab_peers_failed(&d->peers))
+        x->poll(d);
     if (!idle)
         atomic_store(&d->busy, 1);
     cuda_pop(d);
