@@ -76,7 +76,17 @@ typedef struct fake_piece {
 } fake_piece;
 typedef struct fake_range { uintptr_t base; uint64_t bytes; } fake_range;
 
-enum fake_op_kind { OP_COPY, OP_MEMORY, OP_KERNEL, OP_RECORD, OP_JOIN };
+enum fake_op_kind { OP_COPY, OP_MEMORY, OP_KERNEL, OP_RECORD, OP_JOIN, OP_FOREIGN };
+
+/* Work that a library on top of the driver has put on a stream. Called under the lock. */
+typedef struct fake_foreign {
+    const char *name; /* what a stream stands in */
+    bool (*blocked)(const void *item);
+    bool (*step)(void *item); /* true: it has ended */
+    bool (*uses)(const void *item, uintptr_t base, uint64_t bytes);
+    void (*drop)(void *item);
+} fake_foreign;
+
 typedef struct fake_op {
     struct fake_op *next;
     cu_stream stream;
@@ -89,6 +99,8 @@ typedef struct fake_op {
     void *args;
     fake_range *ranges; /* of a kernel */
     uint32_t n_ranges, cap_ranges;
+    const fake_foreign *foreign;
+    void *item;
 } fake_op;
 
 typedef struct fake_queue { fake_op *head, **tail; } fake_queue;
@@ -154,6 +166,7 @@ typedef struct fake_world {
     bool failed;
     const char *fault;
     uint64_t stalled;
+    bool (*registered)(uintptr_t base, uint64_t bytes); /* a library holds on to this memory; NULL: there is none */
     _Atomic uint32_t callers; /* inside or before the lock */
     uint32_t favour, bursts;  /* the scheduler's moods */
     uint32_t last;
@@ -193,6 +206,9 @@ bool fake_op_uses(const fake_op *op, uintptr_t base, uint64_t bytes);
 /* Complains of queued work on memory that goes away. waits: the call waits for work; only what is blocked counts. */
 bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what, bool waits); /* true: there is some */
 void fake_stream_enqueue(cu_stream s, fake_op *op);
+/* The stream that work is enqueued on, resolved; or why not: also complained of. */
+cu_result fake_work_stream(cu_stream *stream, const char *what);
+void fake_stream_foreign(cu_stream s, const fake_foreign *foreign, void *item);
 void fake_streams_clear(void);
 void fake_streams_deal(int connections); /* onto hardware queues anew */
 /* All that is enqueued on the device has ended; or some of it is blocked and uses the memory (NULL: none): complained of. */

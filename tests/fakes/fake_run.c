@@ -56,7 +56,7 @@ bool fake_op_blocked(const fake_op *op)
         if (o->at.operation == CU_OP_WAIT_64 || o->at.operation == CU_OP_WAIT_32)
             return there(op, o) && !satisfied(o);
     }
-    return false;
+    return op->kind == OP_FOREIGN && op->foreign->blocked(op->item);
 }
 
 static void copy_row(uintptr_t dst, uintptr_t src, uint64_t bytes, int fill)
@@ -110,6 +110,8 @@ static bool step(fake_op *op)
         op->record->done = true;
         op->record->when = tide_now_ns();
         return true;
+    case OP_FOREIGN:
+        return op->foreign->step(op->item);
     default:
         return true;
     }
@@ -247,6 +249,7 @@ int fake_cuda_blocked(char *text, size_t bytes)
                                    op->stream->device, (unsigned long long)op->stream->number,
                                    op->stream->stalled      ? "stands still"
                                    : op->kind == OP_JOIN    ? "an event"
+                                   : op->kind == OP_FOREIGN ? op->foreign->name
                                                             : "a word");
     }
     pthread_mutex_unlock(&fake.lock);

@@ -152,6 +152,8 @@ void fake_record_drop(fake_record *r)
 void fake_op_free(fake_op *op)
 {
     fake_record_drop(op->record);
+    if (op->kind == OP_FOREIGN)
+        op->foreign->drop(op->item);
     free(op->pieces);
     free(op->memory);
     free(op->args);
@@ -237,11 +239,15 @@ bool fake_op_uses(const fake_op *op, uintptr_t base, uint64_t bytes)
     for (uint32_t i = 0; i < op->n_ranges; i++)
         if (overlap(op->ranges[i].base, op->ranges[i].bytes, base, bytes))
             return true;
-    return false;
+    return op->kind == OP_FOREIGN && op->foreign->uses(op->item, base, bytes);
 }
 
 bool fake_going_away(uintptr_t base, uint64_t bytes, const char *what, bool waits)
 {
+    if (fake.registered && fake.registered(base, bytes)) {
+        fake_complain("%s: memory at %#lx is registered with a library", what, (unsigned long)base);
+        return true;
+    }
     for (int d = 0; d < fake.options.devices; d++) {
         for (int q = 0; q < FAKE_MAX_CONNECTIONS; q++) {
             bool counts = fake.contexts[d].queues[q].head && (!waits || fake_op_blocked(fake.contexts[d].queues[q].head));
@@ -273,8 +279,15 @@ static fake_op *new_op(enum fake_op_kind kind, uint32_t n)
     return op;
 }
 
-/* The stream that work is enqueued on. */
-static cu_result work_stream(cu_stream *stream, const char *what)
+void fake_stream_foreign(cu_stream s, const fake_foreign *foreign, void *item)
+{
+    fake_op *op = new_op(OP_FOREIGN, 0);
+    op->foreign = foreign;
+    op->item = item;
+    fake_stream_enqueue(s, op);
+}
+
+cu_result fake_work_stream(cu_stream *stream, const char *what)
 {
     uintptr_t number = (uintptr_t)*stream;
     if (number <= 1) {
@@ -342,7 +355,7 @@ static cu_result one_copy(enum fake_function function, const char *what, cu_stre
 {
     cu_result r = fake_enter(function, NEEDS_CONTEXT);
     if (r == CU_OK)
-        r = work_stream(&stream, what);
+        r = fake_work_stream(&stream, what);
     if (r == CU_OK && !piece_good(&piece, stream->device))
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
@@ -455,7 +468,7 @@ cu_result fake_MemcpyBatchAsync(cu_ptr *dsts, cu_ptr *srcs, size_t *bytes, size_
     if (r == CU_OK && (uintptr_t)stream <= 1)
         r = CU_INVALID_VALUE;
     if (r == CU_OK)
-        r = work_stream(&stream, "cuMemcpyBatchAsync");
+        r = fake_work_stream(&stream, "cuMemcpyBatchAsync");
     if (r == CU_OK && (count == 0 || n_attributes == 0 || n_attributes > count || first_of_attribute[0] != 0))
         r = CU_INVALID_VALUE;
     for (size_t i = 0; r == CU_OK && i < n_attributes; i++)
@@ -487,7 +500,7 @@ cu_result fake_StreamBatchMemOp(cu_stream stream, unsigned count, cu_stream_op *
 {
     cu_result r = fake_enter(FAKE_StreamBatchMemOp, NEEDS_CONTEXT);
     if (r == CU_OK)
-        r = work_stream(&stream, "cuStreamBatchMemOp");
+        r = fake_work_stream(&stream, "cuStreamBatchMemOp");
     if (r == CU_OK && (flags || count == 0 || count > MAX_MEMORY_OPS))
         r = CU_INVALID_VALUE;
     for (unsigned i = 0; r == CU_OK && i < count; i++) {
@@ -546,7 +559,7 @@ cu_result fake_LaunchKernel(cu_function function, unsigned gx, unsigned gy, unsi
 {
     cu_result r = fake_enter(FAKE_LaunchKernel, NEEDS_CONTEXT);
     if (r == CU_OK)
-        r = work_stream(&stream, "cuLaunchKernel");
+        r = fake_work_stream(&stream, "cuLaunchKernel");
     if (r == CU_OK && (!function || function->module->device != stream->device ||
                        fake_current()->device != stream->device))
         r = CU_INVALID_HANDLE;
