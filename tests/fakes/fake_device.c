@@ -405,7 +405,8 @@ cu_result fake_DeviceGetAttribute(int *value, int attribute, cu_dev device)
     static const int known[][2] = {
         {CU_ATTR_COMPUTE_MAJOR, 9}, {CU_ATTR_COMPUTE_MINOR, 0}, {CU_ATTR_SM_COUNT, 132}, {CU_ATTR_COPY_ENGINES, 3},
         {CU_ATTR_SHARED_PER_BLOCK_OPTIN, 232448}, {CU_ATTR_SHARED_PER_SM, 233472}, {CU_ATTR_L2_BYTES, 50 << 20},
-        {CU_ATTR_VMM, 1}, {CU_ATTR_HANDLE_FD, 1}, {CU_ATTR_STREAM_WAIT_64, 1}, {CU_ATTR_MULTICAST, 0}};
+        {CU_ATTR_VMM, 1}, {CU_ATTR_HANDLE_FD, 1}, {CU_ATTR_RDMA_VMM, 1}, {CU_ATTR_STREAM_WAIT_64, 1},
+        {CU_ATTR_MULTICAST, 0}};
     cu_result r = fake_enter(FAKE_DeviceGetAttribute, 0);
     if (r == CU_OK && !is_device(device))
         r = CU_INVALID_DEVICE;

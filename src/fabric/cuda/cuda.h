@@ -34,6 +34,7 @@ typedef struct cuda_tag { _Atomic uint64_t sequence, tag; } cuda_tag;
 typedef struct cuda_page {
     fab_page page;
     cuda_tag tags[CUDA_TAGS];
+    _Atomic uint64_t set_up_failed; /* latest of the extension's rails that this rank has failed to make, counted from 1 */
 } cuda_page;
 
 /* Device memory of one rank as this process sees it. Ranks of one process share the object, so it is counted; each
@@ -62,7 +63,7 @@ typedef struct cuda_target {
     cu_ptr word;
     uint64_t value, last; /* last: number of the wait's last target */
     uint32_t rank;        /* who posts */
-    fab_waiting wait;
+    fab_waiting wait;     /* where NULL: for another stream of this rank, whose own wait says more */
 } cuda_target;
 
 typedef struct cuda_stream {
@@ -71,6 +72,7 @@ typedef struct cuda_stream {
     fab_call *reduce_call;
     uint32_t n_ops, next_staged;
     int behind_work;         /* bytes have been enqueued since the last wait */
+    int handed_over;         /* once or more: it may come to stand in the library for good */
     cu_ptr done, staged;     /* device memory: a launch's counter; staging words */
     cu_ptr crumb_device;
     /* Number of the first target of the latest wait that the stream has come to; 0: none, or it has left the library again. */
@@ -83,7 +85,26 @@ typedef struct cuda_stream {
     cu_stream_op ops[CUDA_OPS];
 } cuda_stream;
 
-struct fab_event { fab_queue *queue; cu_event handle; };
+/* A stream that stands in the extension's library for good must not hold up the others, and a CUDA event behind it would.
+ * What is recorded there is a count in a word, which a failure sets ahead like any other. */
+typedef struct cuda_tally {
+    struct cuda_tally *next; /* not in use */
+    cu_ptr word;
+    uint64_t count;
+} cuda_tally;
+enum { CUDA_TALLIES = 128 };
+typedef struct cuda_tallies {
+    struct cuda_tallies *next;
+    cu_ptr words;
+    cuda_tally each[CUDA_TALLIES];
+} cuda_tallies;
+
+struct fab_event {
+    fab_queue *queue;
+    cu_event handle;
+    cuda_tally *tally;            /* NULL: no rail of another library */
+    const cuda_stream *tallied_by; /* the latest record is in the tally, by this stream; NULL: it is the handle's */
+};
 
 struct fab_queue {
     struct cuda_device *device;
@@ -93,6 +114,8 @@ struct fab_queue {
     cu_ptr words;  /* device memory of the streams */
     void *crumbs;  /* mapped host memory: a line a stream */
     cu_event bridge[2]; /* between the caller's stream and `through` */
+    cuda_tallies *tallies;
+    cuda_tally *spare;
     int64_t now;   /* when the caller began the part that it is enqueueing */
     int restless;  /* its streams would not come to rest: what they use is never freed */
 };
@@ -113,19 +136,18 @@ struct fab_calls {
 };
 
 /* What another library's rail makes of this device: a fabric of its own name with this one's memory, streams and words.
- * On its operations a stream stands without a word that could be looked up, or set ahead. */
+ * A stream stands in its operations without a word that could be looked up or set ahead, after a failure perhaps for good. */
 typedef struct cuda_extension {
     const char *name; /* of the fabric */
     const fab_rail_verbs *rail;
     int rail_mapped; /* of fab_device */
     int rdma;        /* network adapters are to read and write arenas, where the GPU has that */
-    /* All may be NULL. open: what one rank can do alone. met: who shares a GPU is known. poll: in the watch, now and then while
-     * something is under way; fails the device if the library has found something wrong. abort: the device has failed;
-     * begins to end what streams stand in, and returns; called again and again. close: whatever open has returned. */
+    /* All may be NULL. open: what one rank can do alone. poll: by the watch, now and then while something is under way;
+     * fails the device if the library has found something wrong. failed: the device has; returns at once, and is called again
+     * until the streams have come to rest. close: whatever open has returned. */
     int (*open)(struct cuda_device *d);
-    int (*met)(struct cuda_device *d);
     void (*poll)(struct cuda_device *d);
-    void (*abort)(struct cuda_device *d);
+    void (*failed)(struct cuda_device *d);
     void (*close)(struct cuda_device *d);
 } cuda_extension;
 
@@ -247,7 +269,8 @@ extern const fab_peers_hooks cuda_peers_hooks;
 int cuda_failure(fab_device *d, tide_failure *out);
 int cuda_fail_face(fab_device *d, const tide_failure *failure);
 int cuda_fail_device(cuda_device *d); /* the driver has said why: the thread's last error */
-/* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest; false: they have not. */
+/* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest; false: they have not. One that
+ * stands in the extension's library gets a second. */
 bool cuda_bring_to_rest(cuda_device *d, fab_queue *q);
 /* TIDE_OK: idle; 1: not yet; else an error of the device. Lock and context are the caller's business. */
 int cuda_queue_idle(fab_queue *q);

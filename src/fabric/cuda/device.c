@@ -202,7 +202,7 @@ static int meet_gpus(cuda_device *d)
         status = check_peer(d, r, &all[r]);
     }
     tide_free(all);
-    return status == TIDE_OK && d->extension->met ? d->extension->met(d) : status;
+    return status;
 }
 
 int fab_cuda_open(const fab_open *desc, fab_device **out)

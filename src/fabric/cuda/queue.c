@@ -195,6 +195,13 @@ void cuda_queue_destroy(fab_queue *q)
         d->driver->MemFreeHost(q->crumbs);
     if (q->words && !q->restless) /* freeing waits for the GPU */
         d->driver->MemFree(q->words);
+    while (q->tallies) {
+        cuda_tallies *chunk = q->tallies;
+        q->tallies = chunk->next;
+        if (!q->restless)
+            d->driver->MemFree(chunk->words);
+        tide_free(chunk);
+    }
     if (pushed)
         cuda_pop(d);
     tide_free(q->streams);
@@ -202,6 +209,36 @@ void cuda_queue_destroy(fab_queue *q)
 }
 
 /* ---- events ------------------------------------------------------------------------------------- */
+
+/* A word that comes back keeps its count. Context current. */
+static int take_tally(fab_queue *q, cuda_tally **out)
+{
+    const cuda_device *d = q->device;
+
+    if (!q->spare) {
+        cuda_tallies *chunk = tide_calloc(1, sizeof *chunk);
+        int status = chunk ? cuda_check(d->driver, d->driver->MemAlloc(&chunk->words, CUDA_TALLIES * sizeof(uint64_t)),
+                                        "cuMemAlloc")
+                           : TIDE_ERR_MEMORY;
+        if (status != TIDE_OK) {
+            tide_free(chunk);
+            return status;
+        }
+        chunk->next = q->tallies;
+        q->tallies = chunk;
+        status = cuda_zero(d, chunk->words, CUDA_TALLIES * sizeof(uint64_t));
+        if (status != TIDE_OK)
+            return status;
+        for (uint32_t i = CUDA_TALLIES; i-- > 0;) {
+            chunk->each[i].word = chunk->words + i * sizeof(uint64_t);
+            chunk->each[i].next = q->spare;
+            q->spare = &chunk->each[i];
+        }
+    }
+    *out = q->spare;
+    q->spare = (*out)->next;
+    return TIDE_OK;
+}
 
 int cuda_event_create(fab_queue *q, fab_event **out)
 {
@@ -215,10 +252,12 @@ int cuda_event_create(fab_queue *q, fab_event **out)
     status = cuda_push(q->device);
     if (status == TIDE_OK) {
         status = event_new(q->device, &e->handle);
+        if (status == TIDE_OK && !q->device->face.rail_mapped)
+            status = take_tally(q, &e->tally);
         cuda_pop(q->device);
     }
     if (status != TIDE_OK) {
-        tide_free(e);
+        cuda_event_destroy(e);
         return status;
     }
     *out = e;
@@ -231,9 +270,14 @@ void cuda_event_destroy(fab_event *e)
     if (!e)
         return;
     pushed = cuda_push_to_free(e->queue->device);
-    e->queue->device->driver->EventDestroy(e->handle);
+    if (e->handle)
+        e->queue->device->driver->EventDestroy(e->handle);
     if (pushed)
         cuda_pop(e->queue->device);
+    if (e->tally) {
+        e->tally->next = e->queue->spare;
+        e->queue->spare = e->tally;
+    }
     tide_free(e);
 }
 
@@ -286,7 +330,7 @@ static int compare_calls(cuda_device *d, const fab_call_desc *desc)
     for (uint32_t r = 0; r < d->face.n_ranks; r++) {
         cuda_tag *other = &cuda_rank_page(d, r)->tags[at];
         uint64_t tag;
-        if (atomic_load(&other->sequence) != sequence)
+        if (!fab_same_machine(&d->open, r) || atomic_load(&other->sequence) != sequence)
             continue;
         tag = atomic_load(&other->tag);
         if (tag == desc->tag || atomic_load(&other->sequence) != sequence)
@@ -399,6 +443,8 @@ int cuda_caller_wait(fab_queue *q, fab_event *e, void *stream)
     cuda_device *d = q->device;
     int status = cuda_failure(&d->face, NULL);
 
+    if (status == TIDE_OK && e->tallied_by) /* a word's wait would have to run on the caller's stream */
+        status = tide_fail(TIDE_ERR_INTERNAL, "event: recorded on a stream of the rail, expected one that joins it");
     if (status == TIDE_OK)
         status = cuda_push(d);
     if (status != TIDE_OK)

@@ -223,6 +223,7 @@ int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t 
     if (status != TIDE_OK)
         return status;
     announce(q, s, targets, n, wait);
+    s->handed_over = 1;
     return cuda_flush_all(q);
 }
 
@@ -300,19 +301,49 @@ static int ready_for_event(fab_queue *q, cuda_stream *s)
     return status == TIDE_OK ? cuda_flush(q, s) : status;
 }
 
+static int record_tally(fab_queue *q, cuda_stream *s, fab_event *e)
+{
+    int status = cuda_enter(q);
+    if (status == TIDE_OK)
+        status = cuda_room(q, s, 1);
+    if (status == TIDE_OK)
+        status = gather(q, s, 1);
+    if (status == TIDE_OK)
+        put_op(s, CU_OP_WRITE_64, e->tally->word, ++e->tally->count, 0);
+    return status;
+}
+
 int cuda_record(fab_queue *q, uint32_t stream, fab_event *e)
 {
     const cuda_driver *driver = q->device->driver;
     cuda_stream *s = &q->streams[stream];
-    int status = ready_for_event(q, s);
+    int status;
+
+    e->tallied_by = e->tally && s->handed_over ? s : NULL;
+    if (e->tallied_by)
+        return record_tally(q, s, e);
+    status = ready_for_event(q, s);
     return status == TIDE_OK ? cuda_check(driver, driver->EventRecord(e->handle, s->handle), "cuEventRecord") : status;
+}
+
+static int join_tally(fab_queue *q, cuda_stream *s, const fab_event *e)
+{
+    const fab_waiting wait = {0, q->now, NULL};
+    cuda_target target = {.word = e->tally->word, .value = e->tally->count, .rank = q->device->face.rank};
+    int status = cuda_enter(q);
+
+    return status == TIDE_OK && e->tallied_by != s ? cuda_await(q, s, &target, 1, &wait) : status;
 }
 
 int cuda_join(fab_queue *q, uint32_t stream, fab_event *e)
 {
     const cuda_driver *driver = q->device->driver;
     cuda_stream *s = &q->streams[stream];
-    int status = ready_for_event(q, s);
+    int status;
+
+    if (e->tallied_by)
+        return join_tally(q, s, e);
+    status = ready_for_event(q, s);
     return status == TIDE_OK ? cuda_check(driver, driver->StreamWaitEvent(s->handle, e->handle, 0), "cuStreamWaitEvent")
                              : status;
 }

@@ -10,7 +10,7 @@
 
 #include "fabric/cuda/cuda.h"
 
-enum { PERIOD_MS = 50, RELEASE_MS = 5, REST_MS = 30000, READ_MS = 1000, PATIENCE_MS = 100 };
+enum { PERIOD_MS = 50, RELEASE_MS = 5, REST_MS = 30000, STUCK_MS = 1000, READ_MS = 1000, PATIENCE_MS = 100 };
 static const uint64_t FAR = UINT64_C(1) << 62; /* waits compare the signed difference */
 
 /* ---- words -------------------------------------------------------------------------------------- */
@@ -45,7 +45,7 @@ static const cuda_target *missing(cuda_device *d, cuda_stream *s)
     uint64_t at = atomic_load(s->crumb), last;
     const cuda_target *t = at == s->settled ? NULL : target_at(s, at);
 
-    if (!t)
+    if (!t || !t->wait.where)
         return NULL;
     if (!t->word)
         return t;
@@ -87,16 +87,24 @@ static void release(cuda_device *d, const cuda_stream *s)
     }
 }
 
-/* Whether all stand still; those that do not are helped. Lock held, context current. */
-static bool release_all(cuda_device *d, fab_queue *only)
+/* Whether all stand still; those that do not are helped, but for what stands in the extension's library: `stuck`. Lock held,
+ * context current. */
+static bool release_all(cuda_device *d, fab_queue *only, bool *stuck)
 {
     bool idle = true;
+    *stuck = false;
     for (fab_queue *q = d->queues; q; q = q->next) {
         for (uint32_t i = 0; i < q->n_streams && (!only || q == only); i++) {
-            if (q->streams[i].handle && cuda_query(d, q->streams[i].handle) == CU_NOT_READY) {
-                release(d, &q->streams[i]);
-                idle = false;
+            const cuda_stream *s = &q->streams[i];
+            const cuda_target *t = s->handle ? target_at(s, atomic_load(s->crumb)) : NULL;
+            if (!s->handle || cuda_query(d, s->handle) != CU_NOT_READY)
+                continue;
+            if (t && !t->word) {
+                *stuck = true;
+                continue;
             }
+            release(d, s);
+            idle = false;
         }
     }
     return idle;
@@ -104,24 +112,27 @@ static bool release_all(cuda_device *d, fab_queue *only)
 
 bool cuda_bring_to_rest(cuda_device *d, fab_queue *q)
 {
-    int64_t ns = 0, end = tide_now_ns() + (int64_t)REST_MS * 1000000;
-    bool idle = false;
+    int64_t ns = 0, begin = tide_now_ns(), limit;
+    bool idle, stuck;
 
     if (!cuda_push_to_free(d))
         return false;
     for (;;) {
-        if (d->extension->abort && fab_peers_failed(&d->peers))
-            d->extension->abort(d);
+        if (d->extension->failed && fab_peers_failed(&d->peers))
+            d->extension->failed(d);
         pthread_mutex_lock(&d->lock);
-        idle = release_all(d, q);
+        idle = release_all(d, q, &stuck);
         pthread_mutex_unlock(&d->lock);
-        if (idle || tide_now_ns() >= end || atomic_load(&d->restless))
+        limit = (int64_t)(idle ? STUCK_MS : REST_MS) * 1000000;
+        if ((idle && !stuck) || tide_now_ns() - begin >= limit || atomic_load(&d->restless))
             break;
         cuda_nap(&ns);
     }
     cuda_pop(d);
+    idle = idle && !stuck;
     if (!idle && !atomic_exchange(&d->restless, 1))
-        tide_log(0, "rank %u: the streams of device %d do not come to rest", d->face.rank, d->open.device);
+        tide_log(0, "rank %u: streams of device %d do not come to rest%s", d->face.rank, d->open.device,
+                 stuck ? ": they stand in the network's library" : "");
     return idle;
 }
 
@@ -239,7 +250,7 @@ static bool look(cuda_device *d, cuda_stream *s, int64_t now)
     uint64_t at = atomic_load(s->crumb);
     const cuda_target *t = at == s->settled ? NULL : target_at(s, at);
 
-    if (!t)
+    if (!t || !t->wait.where)
         return false;
     atomic_store_explicit(&d->peers.own->crumb_call, t->wait.call, memory_order_relaxed);
     atomic_store_explicit(&d->peers.own->crumb_op, t->wait.where->op, memory_order_relaxed);
@@ -277,18 +288,18 @@ static int tick(void *device)
 {
     cuda_device *d = device;
     const cuda_extension *x = d->extension;
-    bool idle = true;
+    bool idle = true, stuck = false;
     int found = 0;
 
     fab_peers_adopt(&d->peers);
     if (cuda_push(d) != TIDE_OK)
         return PERIOD_MS;
     atomic_store(&d->busy, 0); /* who enqueues after this wakes the watch */
-    if (x->abort && fab_peers_failed(&d->peers))
-        x->abort(d);
+    if (x->failed && fab_peers_failed(&d->peers))
+        x->failed(d);
     pthread_mutex_lock(&d->lock);
     if (fab_peers_failed(&d->peers))
-        idle = release_all(d, NULL);
+        idle = release_all(d, NULL, &stuck);
     else
         found = look_at_queues(d, &idle);
     pthread_mutex_unlock(&d->lock);
@@ -301,7 +312,9 @@ static int tick(void *device)
         cuda_fail_device(d);
     if (found)
         return 0;
-    return idle ? -1 : fab_peers_failed(&d->peers) ? RELEASE_MS : PERIOD_MS;
+    if (idle && !stuck)
+        return -1;
+    return !idle && fab_peers_failed(&d->peers) ? RELEASE_MS : PERIOD_MS;
 }
 
 const fab_peers_hooks cuda_peers_hooks = {.failed = failed, .died = died, .tick = tick};
