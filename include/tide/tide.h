@@ -260,14 +260,15 @@ TIDE_API void tide_bootstrap_destroy(tide_bootstrap *bootstrap);
 
 typedef enum tide_fabric {
     TIDE_FABRIC_HOST = 0, /* threads and processes of one machine, memory of the CPU */
-    TIDE_FABRIC_CUDA = 1  /* GPUs of one machine that can access each other's memory */
+    TIDE_FABRIC_CUDA = 1, /* GPUs of one machine that can access each other's memory */
+    TIDE_FABRIC_NCCL = 2  /* the same within a node; between nodes NCCL's one-sided transfers, also to other machines */
 } tide_fabric;
 
 typedef struct tide_comm tide_comm;
 typedef struct tide_comm_desc {
     size_t size;
     uint32_t rank, n_ranks;
-    uint32_t node_size;          /* local ranks a node; 0: all ranks of this machine are one node */
+    uint32_t node_size;          /* local ranks a node, all of one machine; 0: all ranks of a machine are one node */
     int fabric;                  /* tide_fabric */
     int device;                  /* ordinal of this rank's GPU; ignored by the host fabric */
     tide_allgather_fn allgather; /* used by create and groups_create only, in the caller's thread; NULL when n_ranks
@@ -282,8 +283,8 @@ typedef struct tide_comm_desc {
  * (`tide calibrate` writes one) whose rates the plans of this communicator are made with, each the worst of all ranks;
  * given on all ranks or on none. Errors: TIDE_ERR_ARGUMENT (also: that file is bad, with its line),
  * TIDE_ERR_MISMATCH (ranks, node sizes, versions or options differ: names field and ranks, alike on all ranks),
- * TIDE_ERR_UNSUPPORTED, TIDE_ERR_SYSTEM (the all-gather failed, or a system call), TIDE_ERR_PEER_DEAD and
- * TIDE_ERR_DEADLINE (as the exchange of descriptors and tide_bootstrap_allgather find them), TIDE_ERR_MEMORY,
+ * TIDE_ERR_UNSUPPORTED (no driver, no NCCL or one that is too old, ...), TIDE_ERR_SYSTEM (the all-gather failed, or a
+ * system call), TIDE_ERR_PEER_DEAD and TIDE_ERR_DEADLINE (as the exchange of descriptors and tide_bootstrap_allgather find them), TIDE_ERR_MEMORY,
  * TIDE_ERR_FORKED (in a child of a process that had a communicator). A rank whose own arguments are bad still
  * takes part, so that all ranks return its error. */
 TIDE_API int tide_comm_create(const tide_comm_desc *desc, tide_comm **out);
@@ -308,14 +309,15 @@ typedef struct tide_group tide_group;
  * and inbox are shared by the groups of one call. out receives n_groups handles, owned by the communicator
  * until tide_comm_destroy. Descriptions are read during the call only. Errors alike on all ranks, nothing stays
  * allocated and the communicator can be used further: TIDE_ERR_MISMATCH names group, parameter, field and ranks
- * ("group 1 'b' param 2 'head' dims[1]: 33 on ranks 0-2, 34 on rank 3"); also those of tide_plan_create,
- * TIDE_ERR_SYSTEM. */
+ * ("group 1 'b' param 2 'head' dims[1]: 33 on ranks 0-2, 34 on rank 3"); TIDE_ERR_UNSUPPORTED (NCCL has no one-sided
+ * transfers between these ranks) and TIDE_ERR_DEADLINE (a call of NCCL's did not return: names lane and call; its thread and
+ * communicator are given up); also those of tide_plan_create, TIDE_ERR_SYSTEM. */
 TIDE_API int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, uint32_t n_groups,
                                 tide_group **out);
 
 typedef struct tide_group_path {
     size_t size;
-    const char *path;   /* "host M=2 L=2 multicast", "cuda M=1 L=2 unicast" */
+    const char *path;   /* "host M=2 L=2 multicast", "cuda M=1 L=2 unicast", "nccl M=2 L=1 unicast" */
     const char *reason; /* why this path; valid while the communicator lives */
     uint64_t digest;    /* of the plan, equal on all ranks */
     uint64_t all_gathers, reduce_scatters; /* calls enqueued */

@@ -5,7 +5,7 @@
     groups[0].adopt(0, address, n_bytes)
     groups[0].all_gather(); groups[0].wait(READY)
 
-`stream` is a CUstream as an integer on the CUDA fabric (0: the default stream); on the host fabric it is the calling
+`stream` is a CUstream as an integer on the CUDA and NCCL fabrics (0: the default stream); on the host fabric it is the calling
 thread, and None. What each call demands of its caller (collective, local, what must stay alive until when) is written
 in include/tide/tide.h.
 """
@@ -23,6 +23,7 @@ from tide._lib import (
     F32,
     FABRIC_CUDA,
     FABRIC_HOST,
+    FABRIC_NCCL,
     INPUT_ADOPTED,
     INPUT_ARGUMENT,
     LANDING_PRIVATE,
@@ -44,6 +45,7 @@ __all__ = [
     "F32",
     "FABRIC_CUDA",
     "FABRIC_HOST",
+    "FABRIC_NCCL",
     "INPUT_ADOPTED",
     "INPUT_ARGUMENT",
     "LANDING_PRIVATE",
@@ -130,7 +132,7 @@ class Comm:
             self._callback, context = allgather.callback, allgather.context
         else:
             self._callback, context = _lib.ALLGATHER(self._exchange(allgather, size)), None
-        gpus = {"target": 1} if fabric == _lib.FABRIC_CUDA else {}  # chunks and CTAs are chosen for what runs the plan
+        gpus = {} if fabric == _lib.FABRIC_HOST else {"target": 1}  # chunks and CTAs are chosen for what runs the plan
         self._options = make_options({**gpus, **(options or {})})
         desc = _lib.CommDesc(
             rank=rank,

@@ -20,14 +20,26 @@ int comm_enter(const tide_comm *comm)
 
 /* ---- creation ----------------------------------------------------------------------------------- */
 
+typedef struct fabric {
+    const char *name;
+    int (*open)(const fab_open *desc, fab_device **out);
+    bool gpus;
+    bool machines; /* ranks may be on several */
+} fabric;
+static const fabric fabrics[] = {
+    [TIDE_FABRIC_HOST] = {"host", fab_host_open, false, false},
+    [TIDE_FABRIC_CUDA] = {"cuda", fab_cuda_open, true, false},
+    [TIDE_FABRIC_NCCL] = {"nccl", fab_nccl_open, true, true},
+};
+
 /* What can be wrong with one rank's description; the verdict is exchanged, so that the others do not wait for this
  * rank. */
 static int check_desc(const tide_comm_desc *desc)
 {
-    if (desc->fabric != TIDE_FABRIC_HOST && desc->fabric != TIDE_FABRIC_CUDA)
+    if (desc->fabric < 0 || (size_t)desc->fabric >= sizeof fabrics / sizeof fabrics[0])
         return tide_fail(TIDE_ERR_UNSUPPORTED,
-                         "fabric: %d is not built into this library, expected TIDE_FABRIC_HOST (0) or "
-                         "TIDE_FABRIC_CUDA (1)",
+                         "fabric: %d is not built into this library, expected TIDE_FABRIC_HOST (0), "
+                         "TIDE_FABRIC_CUDA (1) or TIDE_FABRIC_NCCL (2)",
                          desc->fabric);
     if (desc->node_size > 0 && desc->n_ranks % desc->node_size != 0)
         return tide_fail(TIDE_ERR_ARGUMENT, "node_size: %u does not divide n_ranks %u", desc->node_size, desc->n_ranks);
@@ -80,13 +92,14 @@ static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
     if (status != TIDE_OK)
         return status;
     for (uint32_t r = 1; r < comm->open.n_ranks; r++) {
-        if (hosts[r] != hosts[0])
+        if (hosts[r] == hosts[0])
+            continue;
+        if (!fabrics[comm->fabric].machines)
             return tide_fail(TIDE_ERR_UNSUPPORTED,
                              "fabric: %s needs all ranks on one machine, rank %u is on another than rank 0",
-                             comm->fabric == TIDE_FABRIC_CUDA ? "cuda" : "host", r);
+                             fabrics[comm->fabric].name, r);
+        comm->open.machines = hosts;
     }
-    for (uint32_t r = 1; r < comm->open.n_ranks && !comm->open.machines; r++)
-        comm->open.machines = hosts[r] != hosts[0] ? hosts : NULL;
     status = comm_node_size(hosts, comm->open.n_ranks, node_size, &comm->local, comm->reason, sizeof comm->reason);
     if (status != TIDE_OK)
         return status;
@@ -138,7 +151,7 @@ static tide_comm *comm_allocate(const tide_comm_desc *desc)
         return NULL;
     comm->fabric = desc->fabric;
     comm->options = desc->options ? *desc->options : defaults;
-    if (comm->fabric == TIDE_FABRIC_CUDA)
+    if (fabrics[desc->fabric].gpus)
         comm->options.target = 1;
     comm->scratch = tide_calloc((size_t)desc->n_ranks * COMM_FIELDS, sizeof *comm->scratch);
     comm->machines = tide_calloc(desc->n_ranks, sizeof *comm->machines);
@@ -206,8 +219,7 @@ int tide_comm_create(const tide_comm_desc *desc, tide_comm **out)
     if (status == TIDE_OK)
         status = agree_on_nodes(comm, desc->node_size);
     if (status == TIDE_OK)
-        status = comm->fabric == TIDE_FABRIC_CUDA ? fab_cuda_open(&comm->open, &comm->device)
-                                                  : fab_host_open(&comm->open, &comm->device);
+        status = fabrics[comm->fabric].open(&comm->open, &comm->device);
     if (status == TIDE_OK) /* capabilities may differ between ranks */
         status = fab_agree(&comm->open, resolve_multicast(comm));
     if (status == TIDE_OK) {

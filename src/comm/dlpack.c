@@ -55,7 +55,7 @@ int tide_group_dlpack(tide_group *group, int kind, uint32_t index, void **out)
     comm = group->set->comm;
     held->shape[0] = (int64_t)(tensor.dtype == TIDE_OPAQUE ? tensor.bytes : tensor.bytes / tensor.item_size);
     held->managed.dl_tensor = (DLTensor){.data = tensor.data,
-                                         .device = comm->fabric == TIDE_FABRIC_CUDA
+                                         .device = comm->fabric != TIDE_FABRIC_HOST
                                                        ? (DLDevice){DLPACK_CUDA, comm->open.device}
                                                        : (DLDevice){DLPACK_CPU, 0},
                                          .ndim = 1,

@@ -240,6 +240,7 @@ typedef struct fab_open {
 } fab_open;
 int fab_host_open(const fab_open *desc, fab_device **out);
 int fab_cuda_open(const fab_open *desc, fab_device **out);
+int fab_nccl_open(const fab_open *desc, fab_device **out);
 static inline bool fab_same_machine(const fab_open *desc, uint32_t rank)
 {
     return !desc->machines || desc->machines[rank] == desc->machines[desc->rank];

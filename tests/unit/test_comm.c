@@ -221,8 +221,8 @@ static void test_bad_arguments_reach_all(void **state)
             const char *text;
         } expected[] = {
             {TIDE_ERR_ARGUMENT, "k: 4000 is not in 1..1023"},
-            {TIDE_ERR_UNSUPPORTED, "fabric: 7 is not built into this library, expected TIDE_FABRIC_HOST (0) or "
-                                   "TIDE_FABRIC_CUDA (1)"},
+            {TIDE_ERR_UNSUPPORTED, "fabric: 7 is not built into this library, expected TIDE_FABRIC_HOST (0), "
+                                   "TIDE_FABRIC_CUDA (1) or TIDE_FABRIC_NCCL (2)"},
             {TIDE_ERR_ARGUMENT, "node_size: 2 does not divide n_ranks 3"},
             {TIDE_ERR_ARGUMENT, "options.size: 4, expected 144"},
         };
