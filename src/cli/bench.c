@@ -275,6 +275,7 @@ static int bench_rank_main(const rank_start *start)
 
     b.device.fabric = row->fabric;
     b.device.gpus = (int)row->c->gpus;
+    b.device.local = row->topology.local;
     if (row->fabric->open(&b.device, start->rank, start->n_ranks) != TIDE_OK) {
         fail(&b, "open the device");
         return 1;

@@ -536,6 +536,7 @@ static bool set_up(rank_state *s)
         options.multicast = 0;
     s->device.fabric = s->run->fabric;
     s->device.gpus = s->run->gpus;
+    s->device.local = config->topology.local;
     s->opened = library(s, 0, "open the device", s->run->fabric->open(&s->device, s->start->rank, n_ranks(s)));
     if (!s->opened)
         goto out;

@@ -6,6 +6,7 @@
 #include "cli/cuda.h"
 #include "fabric/cuda/driver.h"
 #include "fabric/cuda/kernels/kernels.h"
+#include "fabric/nccl/library.h"
 
 /* ---- memory for a rank ------------------------------------------------------------------- */
 
@@ -42,15 +43,17 @@ int cli_cuda_count(int *count)
     return status == TIDE_OK ? cuda_check(driver, driver->DeviceGetCount(count), "cuDeviceGetCount") : status;
 }
 
-static int pick_gpu(cli_device *d, uint32_t rank)
+static int pick_gpu(cli_device *d, uint32_t rank, uint32_t n_ranks)
 {
     int count, status = cli_cuda_count(&count);
+    uint32_t gpus;
 
     if (status != TIDE_OK)
         return status;
     if (d->gpus > count)
         return tide_fail(TIDE_ERR_ARGUMENT, "--gpus: %d, but there are %d", d->gpus, count);
-    d->ordinal = (int)(rank % (uint32_t)(d->gpus ? d->gpus : count));
+    gpus = (uint32_t)(d->gpus ? d->gpus : count);
+    d->ordinal = (int)((d->fabric->nodes_apart && n_ranks > gpus ? rank / d->local : rank) % gpus);
     return TIDE_OK;
 }
 
@@ -79,13 +82,13 @@ void cli_cuda_close(cli_device *d)
     d->own = NULL;
 }
 
-static int open_own(cli_device *d, own *o, uint32_t rank)
+static int open_own(cli_device *d, own *o, uint32_t rank, uint32_t n_ranks)
 {
     int status;
 
     status = get_driver(&o->driver);
     if (status == TIDE_OK)
-        status = pick_gpu(d, rank);
+        status = pick_gpu(d, rank, n_ranks);
     if (status == TIDE_OK)
         status = cuda_check(o->driver, o->driver->DeviceGet(&o->gpu, d->ordinal), "cuDeviceGet");
     if (status == TIDE_OK)
@@ -109,12 +112,23 @@ int cli_cuda_open(cli_device *d, uint32_t rank, uint32_t n_ranks)
 {
     int status;
 
-    (void)n_ranks;
     d->own = calloc(1, sizeof(own));
-    status = d->own ? open_own(d, d->own, rank) : tide_fail(TIDE_ERR_MEMORY, "out of memory");
+    status = d->own ? open_own(d, d->own, rank, n_ranks) : tide_fail(TIDE_ERR_MEMORY, "out of memory");
     if (status != TIDE_OK)
         cli_cuda_close(d);
     return status;
+}
+
+/* NCCL takes several ranks of a communicator on a GPU when it is told so before it starts; a user's own setting stays. */
+int cli_nccl_open(cli_device *d, uint32_t rank, uint32_t n_ranks)
+{
+    int count, status = cli_cuda_count(&count);
+
+    if (status != TIDE_OK)
+        return status;
+    if (n_ranks / d->local > (uint32_t)(d->gpus ? d->gpus : count))
+        setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
+    return cli_cuda_open(d, rank, n_ranks);
 }
 
 void *cli_cuda_alloc(cli_device *d, size_t bytes)
@@ -259,6 +273,22 @@ void cli_cuda_probe(bool *usable, char *why, size_t room)
             break;
         }
     }
+}
+
+void cli_nccl_probe(bool *usable, char *why, size_t room)
+{
+    const nccl_library *library;
+
+    cli_cuda_probe(usable, why, room);
+    if (!*usable || nccl_library_get(&library) != TIDE_OK) {
+        if (*usable)
+            snprintf(why, room, "%s", tide_last_error());
+        *usable = false;
+        return;
+    }
+    snprintf(why, room,
+             "GPUs as with cuda, between nodes NCCL %d.%d.%d; whether it reaches other machines shows with the first groups",
+             library->version / 10000, library->version / 100 % 100, library->version % 100);
 }
 
 static void put_device(tide_text *t, const cuda_driver *driver, int i, bool json)

@@ -7,6 +7,7 @@
 
 /* The verbs of cli_fabric. */
 int cli_cuda_open(cli_device *d, uint32_t rank, uint32_t n_ranks);
+int cli_nccl_open(cli_device *d, uint32_t rank, uint32_t n_ranks);
 void cli_cuda_close(cli_device *d);
 void *cli_cuda_alloc(cli_device *d, size_t bytes);
 void cli_cuda_release(cli_device *d, void *p);
@@ -16,8 +17,9 @@ int cli_cuda_finish(cli_device *d);
 void cli_cuda_keep(bool on);
 bool cli_cuda_fits(const tide_topology *t, int gpus);
 int cli_cuda_count(int *count); /* TIDE_OK, or why there is no driver */
-/* Whether the cuda fabric can be used here, and why or why not, for `tide info`. */
+/* Whether the fabric can be used here, and why or why not, for `tide info`. */
 void cli_cuda_probe(bool *usable, char *why, size_t room);
+void cli_nccl_probe(bool *usable, char *why, size_t room);
 /* Devices and who can access whom, when there is a driver. */
 void cli_cuda_describe(tide_text *t, bool json);
 

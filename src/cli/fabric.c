@@ -61,10 +61,12 @@ static void host_trouble(tide_comm *comm, const cli_trouble *t)
 /* ---- the table ----------------------------------------------------------------------------- */
 
 const cli_fabric cli_fabrics[] = {
-    {"host", TIDE_FABRIC_HOST, true, host_open, host_close, host_alloc, host_release, host_copy, host_copy,
+    {"host", TIDE_FABRIC_HOST, true, false, host_open, host_close, host_alloc, host_release, host_copy, host_copy,
      host_finish, host_trouble, NULL, NULL},
-    {"cuda", TIDE_FABRIC_CUDA, false, cli_cuda_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release, cli_cuda_copy_in,
-     cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits},
+    {"cuda", TIDE_FABRIC_CUDA, false, false, cli_cuda_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release,
+     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits},
+    {"nccl", TIDE_FABRIC_NCCL, false, true, cli_nccl_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release,
+     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits},
 };
 const size_t cli_n_fabrics = sizeof cli_fabrics / sizeof cli_fabrics[0];
 
@@ -81,6 +83,10 @@ int cli_fail_fabric(const cli *c)
     char names[64] = "";
 
     for (size_t i = 0; i < cli_n_fabrics; i++)
-        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? " or " : "", cli_fabrics[i].name);
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
+                 i == 0                   ? ""
+                 : i + 1 == cli_n_fabrics ? " or "
+                                          : ", ",
+                 cli_fabrics[i].name);
     return cli_fail(c, "--fabric: '%s' is not built in, expected %s", c->fabric, names);
 }

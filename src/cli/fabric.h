@@ -12,7 +12,8 @@ typedef struct cli_fabric cli_fabric;
 /* One rank's device. */
 typedef struct cli_device {
     const cli_fabric *fabric;
-    int gpus;     /* how many to spread ranks over; 0: all there are */
+    int gpus;       /* how many to spread ranks over; 0: all there are */
+    uint32_t local; /* ranks a node */
     int ordinal;  /* for tide_comm_desc */
     void *stream; /* for every call of the library */
     void *own;    /* the fabric's */
@@ -31,6 +32,7 @@ struct cli_fabric {
     const char *name;
     int number;           /* tide_fabric */
     bool shared_landing;  /* the knob multicast may be 1 */
+    bool nodes_apart;     /* where GPUs are fewer than ranks, nodes get one each rather than the ranks of a node */
     int (*open)(cli_device *d, uint32_t rank, uint32_t n_ranks); /* before the communicator; fills ordinal and stream */
     void (*close)(cli_device *d);                                /* after it */
     /* Memory that calls read inputs from and write outputs to, at least 64-byte aligned; NULL when there is none. */

@@ -49,13 +49,6 @@ static void probe_host(fabric_row *row)
         close(fd);
 }
 
-static void not_built(fabric_row *row, const char *name)
-{
-    row->name = name;
-    row->usable = false;
-    snprintf(row->why, sizeof row->why, "not part of this build");
-}
-
 static uint64_t elements(const tide_param *p)
 {
     uint64_t n = 1;
@@ -141,7 +134,8 @@ int cli_info(const cli *c)
     probe_host(&fabrics[0]);
     fabrics[1].name = "cuda";
     cli_cuda_probe(&fabrics[1].usable, fabrics[1].why, sizeof fabrics[1].why);
-    not_built(&fabrics[2], "nccl");
+    fabrics[2].name = "nccl";
+    cli_nccl_probe(&fabrics[2].usable, fabrics[2].why, sizeof fabrics[2].why);
     tide_text_put(
         &t,
         c->json ? "{\"schema\": 1, \"version\": \"%s\", \"build\": {\"compiler\": \"%s\", \"sanitizer\": \"%s\"}, "
