@@ -1,8 +1,10 @@
-"""Draws what the library and the demo write as JSON: python -m tide.plot FILE.json [-o FILE.png]
+"""Draws what the library and the demo write as JSON: python -m tide.plot FILE.json [-o FILE.png|svg]
 
 {"schema": 1, "kind": "losses", "losses": {name: [loss, ...], ...}}   one curve a run, and its distance from the first
 {"schema": 1, "kind": "step", "points": [...]}    tide simulate step --json: what is saved and live, over tokens and nodes
-{"traceEvents": [...]}                            tide simulate --trace: the time line of one rank (--rank), a row a stream
+{"traceEvents": [...]}                            tide simulate --trace: time line, a row a stream, and memory over time
+
+FILE - is standard input; `tide simulate --plot FILE` hands its data over in that way.
 """
 
 import argparse
@@ -11,15 +13,26 @@ import sys
 from pathlib import Path
 
 
-def _axes(rows, title):
+def _pyplot():
+    """matplotlib, drawing into files; the same figure gives the same file."""
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tide"
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(rows, 1, figsize=(8, 3 * rows + 1), sharex=True, layout="constrained")
+    return plt
+
+
+def _axes(rows, title):
+    figure, axes = _pyplot().subplots(rows, 1, figsize=(8, 3 * rows + 1), sharex=True, layout="constrained")
     figure.suptitle(title)
     return figure, axes
+
+
+def save(figure, path):
+    """A .png or .svg, without the time of day."""
+    figure.savefig(path, dpi=120, metadata={"Date": None} if str(path).endswith(".svg") else {})
 
 
 def losses(document, path):
@@ -41,50 +54,106 @@ def losses(document, path):
     below.set_ylabel(f"difference to {names[0]}\n(none: 1e-9)")
     below.set_xlabel("step")
     below.legend()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
+
+
+def _thousands(value, _=None):
+    """4096: 4K."""
+    return f"{value / 1024:g}K" if value >= 1024 else f"{value:g}"
 
 
 def step(document, path):
-    """Above, the share of stock FSDP2's step that TIDE saves, a curve a number of GPUs; below, live bytes of both."""
-    figure, (above, below) = _axes(2, f"a training step on machine {document['machine']}")
+    """Above, the share of stock FSDP2's step that TIDE saves; below, live bytes of both. Over tokens, a curve a number of GPUs;
+    over GPUs where there is one number of tokens."""
     points = [p for p in document["points"] if "stock" in p]
     if not points:
         raise ValueError("no point has stock FSDP2 beside TIDE: use --compare stock or --sweep")
-    for gpus in sorted({p["gpus"] for p in points}):
-        row = [p for p in points if p["gpus"] == gpus]
-        tokens = [p["tokens"] for p in row]
-        (line,) = above.plot(tokens, [100 * p["saved"] for p in row], "o-", label=f"{gpus} GPUs")
+    over, curve = "tokens", "gpus"
+    if len({p["tokens"] for p in points}) == 1 and len({p["gpus"] for p in points}) > 1:
+        over, curve = curve, over
+    figure, (above, below) = _axes(2, f"a training step of {document.get('model') or 'a model'} on machine {document['machine']}")
+    for value in sorted({p[curve] for p in points}):
+        row = [p for p in points if p[curve] == value]
+        x = [p[over] for p in row]
+        label = f"{value} GPUs" if curve == "gpus" else f"{_thousands(value)} tokens a GPU"
+        (line,) = above.plot(x, [100 * p["saved"] for p in row], "o-", label=label)
         for side, style in (("tide", "-"), ("stock", ":")):
-            below.plot(tokens, [p[side]["live_bytes"] / 2**30 for p in row], style, color=line.get_color())
+            below.plot(x, [p[side]["live_bytes"] / 2**30 for p in row], style, color=line.get_color())
     above.set_ylabel("saved against stock, %")
     above.set_xscale("log", base=2)
-    above.legend()
+    above.legend(fontsize=8)
+    below.set_ylim(bottom=0)
     below.set_ylabel("live in a layer's backward, GiB\n(dotted: stock)")
-    below.set_xlabel("tokens a GPU")
-    figure.savefig(path, dpi=120)
+    below.xaxis.set_major_formatter(_thousands if over == "tokens" else "{x:g}")
+    below.set_xlabel("tokens a GPU" if over == "tokens" else "GPUs")
+    save(figure, path)
+
+
+def _rows(events, rank):
+    """{(rank, stream): row} in order, streams by their numbers, and the names of the rows."""
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
+    keys = sorted(key for key in names if rank is None or key[0] == rank)
+    return {key: row for row, key in enumerate(keys)}, [(key[0], names[key]) for key in keys]
+
+
+def _time_line(axes, events, rank):
+    """One bar an operation, one row a stream of a rank, coloured by what it does."""
+    from matplotlib.collections import PolyCollection
+
+    rows, labels = _rows(events, rank)
+    spans = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) in rows]
+    if not spans:
+        ranks = sorted({e["pid"] for e in events if e["ph"] == "X"})
+        raise ValueError(f"no operation of rank {rank}; there are {ranks}")
+    for i, kind in enumerate(sorted({e["name"] for e in spans})):
+        boxes = []
+        for e in spans:
+            if e["name"] == kind:
+                y, left, right = rows[e["pid"], e["tid"]], e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3
+                boxes.append([(left, y - 0.4), (right, y - 0.4), (right, y + 0.4), (left, y + 0.4)])
+        axes.add_collection(PolyCollection(boxes, facecolors=f"C{i}", edgecolors=f"C{i}", linewidths=0.2, label=kind))
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlim(0, max(e["ts"] + e["dur"] for e in spans) / 1e3)
+    if len({r for r, _ in labels}) == 1 or len(labels) <= MANY_ROWS:
+        one = len({r for r, _ in labels}) == 1
+        axes.set_yticks(range(len(labels)), [name if one else f"{r} {name}" for r, name in labels], fontsize=7)
+    else:
+        first = {}
+        for row, (r, _) in enumerate(labels):
+            first.setdefault(r, row)
+        axes.set_yticks(list(first.values()), [f"rank {r}" for r in first], fontsize=5)
+    axes.legend(ncols=8, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+
+
+def _memory(axes, events, rank):
+    """What holds data on one rank, region upon region."""
+    counters = [e for e in events if e["ph"] == "C" and e["pid"] == rank]
+    ms = [e["ts"] / 1e3 for e in counters]
+    regions = [k for k in counters[0]["args"] if any(e["args"][k] for e in counters)] if counters else []
+    end = max(e["ts"] + e["dur"] for e in events if e["ph"] == "X") / 1e3
+    levels = [[e["args"][k] / 2**20 for e in counters] for k in regions]
+    if regions:
+        axes.stackplot([0, *ms, end], [[0, *row, row[-1]] for row in levels], labels=regions, step="post", linewidth=0)
+        axes.legend(ncols=8, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"in use on rank {rank}, MiB")
+    axes.set_xlabel("ms")
+
+
+MANY_ROWS = 60
 
 
 def trace(document, path, rank):
-    """One bar an operation, one row a stream, coloured by what it does."""
+    """The time line of every rank and stream, and below the memory in use over time."""
     events = document["traceEvents"]
-    names = {e["tid"]: e["args"]["name"] for e in events if e.get("name") == "thread_name" and e["pid"] == rank}
-    spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
-    if not spans:
-        raise ValueError(f"no operation of rank {rank}; there are {sorted({e['pid'] for e in events if e['ph'] == 'X'})}")
-    figure, axes = _axes(1, f"rank {rank}")
-    kinds = sorted({e["name"] for e in spans})
-    for i, kind in enumerate(kinds):
-        mine = [e for e in spans if e["name"] == kind]
-        axes.barh(
-            [names[e["tid"]] for e in mine],
-            [e["dur"] / 1e3 for e in mine],
-            left=[e["ts"] / 1e3 for e in mine],
-            color=f"C{i}",
-            label=kind,
-        )
-    axes.set_xlabel("ms")
-    axes.legend(ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    figure.savefig(path, dpi=120)
+    rows = len(_rows(events, rank)[0])
+    height = min(max(rows * 0.16, 1.5), 24)
+    figure, (above, below) = _pyplot().subplots(
+        2, 1, figsize=(10, height + 3), height_ratios=(height, 2), sharex=True, layout="constrained"
+    )
+    _time_line(above, events, rank)
+    _memory(below, events, min(e["pid"] for e in events) if rank is None else rank)
+    save(figure, path)
 
 
 KINDS = {"losses": losses, "step": step}
@@ -94,10 +163,10 @@ def main():
     parser = argparse.ArgumentParser(prog="tide.plot", description=__doc__.splitlines()[0])
     parser.add_argument("file")
     parser.add_argument("-o", "--out", help="default: FILE with .png; .svg works as well")
-    parser.add_argument("--rank", type=int, default=0, help="of a trace (default 0)")
+    parser.add_argument("--rank", type=int, help="of a trace: this one alone (default: all)")
     options = parser.parse_args()
-    document = json.loads(Path(options.file).read_text())
-    out = options.out or str(Path(options.file).with_suffix(".png"))
+    document = json.load(sys.stdin) if options.file == "-" else json.loads(Path(options.file).read_text())
+    out = options.out or str(Path("plot" if options.file == "-" else options.file).with_suffix(".png"))
     kind = document.get("kind")
     if "traceEvents" not in document and (document.get("schema") != 1 or kind not in KINDS):
         print(
@@ -111,7 +180,7 @@ def main():
             trace(document, out, options.rank)
         else:
             KINDS[kind](document, out)
-    except ValueError as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"tide.plot: {options.file}: {error}", file=sys.stderr)
         return 2
     print(out)

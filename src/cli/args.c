@@ -6,14 +6,14 @@
 
 #include "cli/cli.h"
 
-enum flag_kind { FLAG_BOOL, FLAG_NUMBER, FLAG_BYTES, FLAG_TEXT };
+enum flag_kind { FLAG_BOOL, FLAG_NUMBER, FLAG_BYTES, FLAG_TEXT, FLAG_WORDS };
 
 typedef struct flag {
     const char *name;
     char letter; /* nccl-tests' short form, or 0 */
     uint8_t kind;
     uint32_t commands;
-    size_t offset; /* in cli: bool, int64_t or const char * */
+    size_t offset; /* in cli: bool, int64_t, const char * or cli_words */
     int64_t lo, hi;
     const char *value, *help;
 } flag;
@@ -51,11 +51,13 @@ static const flag flags[] = {
     {"flops", 0, FLAG_TEXT, CMD_SIMULATE, AT(flops), 0, 0, "RATE", "what if: matrix products of a GPU, as 900TFLOP/s"},
     {"compare", 0, FLAG_TEXT, CMD_SIMULATE, AT(compare), 0, 0, "stock",
      "step: stock FSDP2 as well, and from how many tokens on the difference is below 1 %"},
-    {"sweep", 0, FLAG_TEXT, CMD_SIMULATE, AT(sweep), 0, 0, "RANGES",
-     "step: a table over 'nodes=1..128 tokens=4K..32K', in powers of two, TIDE and stock"},
+    {"sweep", 0, FLAG_WORDS, CMD_SIMULATE, AT(sweep), 0, 0, "RANGES",
+     "step: a table over nodes=1..128 tokens=4K..32K, in powers of two, TIDE and stock"},
     {"ranks", 0, FLAG_TEXT, CMD_SIMULATE, AT(ranks), 0, 0, "all|one",
      "op lists of all ranks, or of --rank standing for all (default: all up to 64)"},
     {"trace", 0, FLAG_TEXT, CMD_SIMULATE, AT(trace), 0, 0, "FILE", "write a Chrome / Perfetto trace"},
+    {"plot", 0, FLAG_TEXT, CMD_SIMULATE, AT(plot), 0, 0, "FILE",
+     "draw a .png or .svg: time line of every rank and stream, memory over time; or the sweep (needs Python, matplotlib)"},
     {"rank", 0, FLAG_NUMBER, CMD_PLAN | CMD_SIMULATE, AT(rank), 0, TIDE_MAX_NODES * TIDE_MAX_LOCAL - 1, "R",
      "whose memory and ops (default 0)"},
     {"audit", 0, FLAG_BOOL, CMD_VERIFY, AT(audit), 0, 0, NULL,
@@ -242,6 +244,16 @@ static int parse_flag(cli *c, int argc, char **argv, int *i)
             return cli_fail(c, "%s: needs a value", word);
         value = argv[++*i];
     }
+    if (f && f->kind == FLAG_WORDS) { /* and what follows of the form key=value */
+        cli_words words = {&argv[*i], 1};
+        argv[*i] += value - argv[*i];
+        while (*i + 1 < argc && argv[*i + 1][0] != '-' && strchr(argv[*i + 1], '=')) {
+            words.n++;
+            ++*i;
+        }
+        memcpy((char *)c + f->offset, &words, sizeof words);
+        return CLI_OK;
+    }
     if (f)
         return set_flag(c, f, value);
     snprintf(spelling, sizeof spelling, "%.*s", (int)length, name);
@@ -298,7 +310,7 @@ int cli_refuse_given(const cli *c, const char *const *names, const char *why)
         int64_t number = 0;
         const char *text = NULL;
 
-        if (f->kind == FLAG_TEXT)
+        if (f->kind == FLAG_TEXT || f->kind == FLAG_WORDS)
             memcpy(&text, (const char *)c + f->offset, sizeof text);
         else
             memcpy(&number, (const char *)c + f->offset, sizeof number);

@@ -33,6 +33,9 @@ enum cli_bit {
 #define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH | CMD_VERIFY | CMD_SIMULATE)
 #define CMD_RUNS (CMD_CHECK | CMD_BENCH) /* commands that start ranks */
 
+/* Several words of a flag, in argv. */
+typedef struct cli_words { char **first; int64_t n; } cli_words;
+
 typedef struct cli cli;
 typedef struct cli_command {
     const char *name;
@@ -62,7 +65,8 @@ struct cli {
     int64_t mutate_rank; /* -1: all ranks */
     const char *machine, *ranks, *trace, *plot, *nic, *nvlink; /* NULL: not given */
     int64_t shard, layers, tokens; /* 0: not given */
-    const char *flops, *compare, *sweep;
+    const char *flops, *compare;
+    cli_words sweep;
     tide_options options;
     bool knob_given[CLI_MAX_KNOBS]; /* by index in the knob table */
 };
@@ -117,6 +121,8 @@ typedef struct cli_model {
 extern const cli_model cli_models[];
 extern const size_t cli_n_models;
 
+/* machine.c: the path of what lies beside the program; false when it does not fit. */
+bool cli_beside_program(const char *relative, char *path, size_t room);
 /* machine.c: machine files. A name without '/' that is no file here is looked for among those that are installed. Under
  * --machine (NULL: `dflt`), --nic and --nvlink. CLI_OK or CLI_BAD. */
 int cli_machine_load(const cli *c, const char *dflt, plan_machine *out);
@@ -126,7 +132,12 @@ void cli_machine_knobs(cli *c, const plan_machine *m);
 int cli_explain(const cli *c, const plan_machine *m, const tide_topology *topology, const tide_group_desc *descs,
                 uint32_t n_groups, const tide_plan *plan);
 /* step.c: what follows `tide simulate step`. */
-int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology, tide_text *trace);
+int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology, tide_text *trace, FILE *sweep_data);
+/* plot.c: a trace cannot be written; CLI_BAD. */
+int cli_fail_trace(const cli *c);
+/* plot.c: --plot. A file for a trace or the JSON of a sweep, and the drawing of it. CLI_OK or CLI_BAD. */
+int cli_plot_open(const cli *c, FILE **data);
+int cli_plot_draw(const cli *c, FILE *data);
 
 /* plan.c, verify.c, audit.c, check.c, bench.c, info.c, help.c */
 int cli_plan(const cli *c);

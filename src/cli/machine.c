@@ -9,22 +9,31 @@
 /* Beside the program: of a build folder in the source tree, and of an installation. */
 static const char *const folders[] = {"../machines", "../share/tide/machines"};
 
-static FILE *open_shipped(const char *name)
+bool cli_beside_program(const char *relative, char *path, size_t room)
 {
-    char program[PATH_MAX], path[PATH_MAX + 128], *slash;
+    char program[PATH_MAX], *slash;
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
 
-    if (n <= 0 || strchr(name, '/'))
-        return NULL;
+    if (n <= 0)
+        return false;
     program[n] = '\0';
     slash = strrchr(program, '/');
     if (!slash)
-        return NULL;
+        return false;
     *slash = '\0';
+    return snprintf(path, room, "%s/%s", program, relative) < (int)room;
+}
+
+static FILE *open_shipped(const char *name)
+{
+    char relative[128], path[PATH_MAX];
+
+    if (strchr(name, '/'))
+        return NULL;
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
         FILE *f;
-        snprintf(path, sizeof path, "%s/%s/%.64s.txt", program, folders[i], name);
-        f = fopen(path, "r");
+        snprintf(relative, sizeof relative, "%s/%.64s.txt", folders[i], name);
+        f = cli_beside_program(relative, path, sizeof path) ? fopen(path, "r") : NULL;
         if (f)
             return f;
     }

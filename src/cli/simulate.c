@@ -1,5 +1,4 @@
 /* simulate.c - `tide simulate`: what a call would take on a machine that one does not have. */
-#include <errno.h>
 #include <string.h>
 
 #include "cli/cli.h"
@@ -120,7 +119,7 @@ static int price(const cli *c, const plan_machine *m, int kind, const tide_topol
     input.n_steps = kind == SCHEDULE_AG ? 1 : 2;
     input.every_rank = c->ranks ? strcmp(c->ranks, "all") == 0 : n_ranks <= ALL_RANKS_UP_TO;
     if (code == CLI_OK && simulate_run(&input, &result, trace ? &out : NULL) != TIDE_OK)
-        code = trace && ferror(trace) ? cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno)) : cli_fail_library(c);
+        code = trace && ferror(trace) ? cli_fail_trace(c) : cli_fail_library(c);
     if (code == CLI_OK)
         (c->json ? json_result : text_result)(kind, &result, plan);
     tide_plan_destroy(plan);
@@ -130,60 +129,104 @@ static int price(const cli *c, const plan_machine *m, int kind, const tide_topol
 static const char *const only_for_step[] = {"tokens", "layers", "compare", "sweep", NULL};
 static const char *const not_for_step[] = {"shard", "params", "ranks", NULL};
 
+static int calls(const cli *c, const plan_machine *machine, const tide_topology *topology, FILE *trace)
+{
+    int first = SCHEDULE_AG, last = SCHEDULE_RS, code = CLI_OK;
+
+    if (c->operand)
+        first = last = strcmp(c->operand, "ag") == 0 ? SCHEDULE_AG : SCHEDULE_RS;
+    if (c->json)
+        printf("{\"schema\": 1, \"kind\": \"simulation\", \"machine\": \"%s\", \"nodes\": %u, \"local\": %u, \"calls\": [",
+               machine->name, topology->nodes, topology->local);
+    else
+        printf("machine %s, %u nodes x %u\n", machine->name, topology->nodes, topology->local);
+    for (int kind = first; kind <= last && code == CLI_OK; kind++) {
+        if (kind > first)
+            printf(c->json ? ", " : "\n");
+        code = price(c, machine, kind, topology, trace);
+    }
+    if (c->json)
+        printf("]}\n");
+    return code;
+}
+
+static int topology_of(const cli *c, tide_topology *out)
+{
+    out->local = c->local ? (uint32_t)c->local : 8;
+    out->nodes = c->nodes ? (uint32_t)c->nodes : 1;
+    if (c->gpus && (c->gpus % out->local != 0 || c->nodes))
+        return c->nodes ? cli_fail(c, "--gpus: excludes --nodes")
+                        : cli_fail(c, "--gpus: %lld is not a multiple of %u GPUs a node", (long long)c->gpus, out->local);
+    if (c->gpus)
+        out->nodes = (uint32_t)c->gpus / out->local;
+    return CLI_OK;
+}
+
+/* What --trace and --plot want written: the trace, and what is drawn; the same file where a trace is drawn. */
+typedef struct wanted { FILE *trace, *drawn; } wanted;
+
+static int open_wanted(const cli *c, wanted *w)
+{
+    int code = CLI_OK;
+
+    if ((c->trace || c->plot) && !c->operand && !c->sweep.n)
+        return cli_fail(c, "--%s: needs ag, rs or step: it holds one of them", c->trace ? "trace" : "plot");
+    if (c->trace && c->sweep.n)
+        return cli_fail(c, "--trace: not with --sweep");
+    if (c->plot)
+        code = cli_plot_open(c, &w->drawn);
+    if (code != CLI_OK || c->sweep.n)
+        return code;
+    if (!c->trace) {
+        w->trace = w->drawn;
+        return CLI_OK;
+    }
+    w->trace = fopen(c->trace, c->plot ? "w+" : "w");
+    if (!w->trace)
+        code = cli_fail_trace(c);
+    else if (w->drawn) {
+        fclose(w->drawn);
+        w->drawn = w->trace;
+    }
+    return code;
+}
+
+static int close_wanted(const cli *c, wanted *w, int code)
+{
+    if (w->drawn && code == CLI_OK)
+        code = cli_plot_draw(c, w->drawn);
+    if (w->drawn && w->drawn != w->trace)
+        fclose(w->drawn);
+    if (w->trace && fclose(w->trace) != 0 && code == CLI_OK)
+        code = cli_fail_trace(c);
+    return code;
+}
+
 int cli_simulate(const cli *c)
 {
     tide_topology topology = TIDE_TOPOLOGY_INIT;
     plan_machine machine;
-    FILE *trace = NULL;
-    tide_text trace_text;
-    bool step = c->operand && strcmp(c->operand, "step") == 0;
-    int first = SCHEDULE_AG, last = SCHEDULE_RS, code = cli_machine_load(c, "paper", &machine);
+    wanted w = {NULL, NULL};
+    bool step = c->operand ? strcmp(c->operand, "step") == 0 : c->sweep.n > 0; /* there is no other sweep */
+    int code = cli_machine_load(c, "paper", &machine);
 
     if (code != CLI_OK)
         return code;
     if (c->operand && strcmp(c->operand, "ag") != 0 && strcmp(c->operand, "rs") != 0 && !step)
         return cli_fail(c, "'%s' is not one of ag, rs, step", c->operand);
-    if (c->operand)
-        first = last = strcmp(c->operand, "ag") == 0 ? SCHEDULE_AG : SCHEDULE_RS;
     if (c->ranks && strcmp(c->ranks, "all") != 0 && strcmp(c->ranks, "one") != 0)
         return cli_fail(c, "--ranks: '%s' is not one of all, one", c->ranks);
-    topology.local = c->local ? (uint32_t)c->local : 8;
-    topology.nodes = c->nodes ? (uint32_t)c->nodes : 1;
-    if (c->gpus && (c->gpus % topology.local != 0 || c->nodes))
-        return c->nodes ? cli_fail(c, "--gpus: excludes --nodes")
-                        : cli_fail(c, "--gpus: %lld is not a multiple of %u GPUs a node", (long long)c->gpus, topology.local);
-    if (c->gpus)
-        topology.nodes = (uint32_t)c->gpus / topology.local;
-    code = step ? cli_refuse_given(c, not_for_step, "not with step")
-                : cli_refuse_given(c, only_for_step, "only with step");
-    if (code != CLI_OK)
-        return code;
-    if (c->trace && first != last)
-        return cli_fail(c, "--trace: needs ag, rs or step: a trace holds one of them");
-    if (c->trace && c->sweep)
-        return cli_fail(c, "--trace: not with --sweep");
-    if (c->trace && !(trace = fopen(c->trace, "w")))
-        return cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno));
-    if (step) {
-        trace_text = (tide_text){cli_write, trace, TIDE_OK};
-        code = cli_step(c, &machine, &topology, trace ? &trace_text : NULL);
-        if (trace && fclose(trace) != 0 && code == CLI_OK)
-            code = cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno));
-        return code;
+    code = topology_of(c, &topology);
+    if (code == CLI_OK)
+        code = step ? cli_refuse_given(c, not_for_step, "not with step")
+                    : cli_refuse_given(c, only_for_step, "only with step");
+    if (code == CLI_OK)
+        code = open_wanted(c, &w);
+    if (code == CLI_OK && step) {
+        tide_text text = {cli_write, w.trace, TIDE_OK};
+        code = cli_step(c, &machine, &topology, w.trace ? &text : NULL, c->sweep.n ? w.drawn : NULL);
+    } else if (code == CLI_OK) {
+        code = calls(c, &machine, &topology, w.trace);
     }
-    if (c->json)
-        printf("{\"schema\": 1, \"kind\": \"simulation\", \"machine\": \"%s\", \"nodes\": %u, \"local\": %u, \"calls\": [",
-               machine.name, topology.nodes, topology.local);
-    else
-        printf("machine %s, %u nodes x %u\n", machine.name, topology.nodes, topology.local);
-    for (int kind = first; kind <= last && code == CLI_OK; kind++) {
-        if (kind > first)
-            printf(c->json ? ", " : "\n");
-        code = price(c, &machine, kind, &topology, trace);
-    }
-    if (c->json)
-        printf("]}\n");
-    if (trace && fclose(trace) != 0 && code == CLI_OK)
-        code = cli_fail(c, "--trace: %s: %s", c->trace, strerror(errno));
-    return code;
+    return close_wanted(c, &w, code);
 }

@@ -16,6 +16,11 @@ typedef struct point {
     bool compared;
 } point;
 
+static const char *name_of(const cli *c)
+{
+    return c->shapes ? c->shapes : c->model ? c->model : CLI_DEFAULT_MODEL;
+}
+
 static const cli_model *model_of(const cli *c)
 {
     const char *name = c->model ? c->model : CLI_DEFAULT_MODEL;
@@ -77,7 +82,7 @@ static int price(const cli *c, const plan_machine *m, uint32_t local, point *p, 
     model = model_for(c, m, plan, p->tokens);
     if (step_tide(plan, m, &model, (uint32_t)c->rank, &p->tide, trace) != TIDE_OK ||
         (p->compared && step_stock(plan, m, &model, (uint32_t)c->rank, &p->stock, NULL) != TIDE_OK))
-        code = trace && trace->status != TIDE_OK ? cli_fail(c, "--trace: %s: write failed", c->trace)
+        code = trace && trace->status != TIDE_OK ? cli_fail_trace(c)
                                                  : cli_fail_library(c);
     tide_plan_destroy(plan);
     return code;
@@ -113,22 +118,34 @@ static int find_break_even(const cli *c, const plan_machine *m, uint32_t local, 
 
 /* ---- output ------------------------------------------------------------------------------------------------ */
 
-static void json_side(const char *name, const step_result *r)
+static void json_side(FILE *f, const char *name, const step_result *r)
 {
-    printf(", \"%s\": {\"seconds\": %.9g, \"compute_seconds\": %.9g, \"exposed_seconds\": %.9g, \"copies_seconds\": %.9g, "
-           "\"live_bytes\": %llu}",
-           name, r->seconds, r->compute, r->exposed, r->copies, (unsigned long long)r->live_bytes);
+    fprintf(f,
+            ", \"%s\": {\"seconds\": %.9g, \"compute_seconds\": %.9g, \"exposed_seconds\": %.9g, \"copies_seconds\": %.9g, "
+            "\"live_bytes\": %llu}",
+            name, r->seconds, r->compute, r->exposed, r->copies, (unsigned long long)r->live_bytes);
 }
 
-static void json_point(const point *p, uint32_t local)
+static void json_point(FILE *f, const point *p, uint32_t local)
 {
-    printf("{\"nodes\": %u, \"gpus\": %u, \"tokens\": %lld", p->nodes, p->nodes * local, (long long)p->tokens);
-    json_side("tide", &p->tide);
+    fprintf(f, "{\"nodes\": %u, \"gpus\": %u, \"tokens\": %lld", p->nodes, p->nodes * local, (long long)p->tokens);
+    json_side(f, "tide", &p->tide);
     if (p->compared) {
-        json_side("stock", &p->stock);
-        printf(", \"saved\": %.6g", saved(p));
+        json_side(f, "stock", &p->stock);
+        fprintf(f, ", \"saved\": %.6g", saved(p));
     }
-    printf("}");
+    fprintf(f, "}");
+}
+
+static void json_begin(FILE *f, const char *machine, const char *what, uint32_t local)
+{
+    fprintf(f, "{\"schema\": 1, \"kind\": \"step\", \"machine\": \"%s\", \"model\": \"%s\", \"local\": %u, \"points\": [",
+            machine, what, local);
+}
+
+static void json_end(FILE *f, int64_t break_even)
+{
+    fprintf(f, "], \"break_even_tokens\": %lld}\n", (long long)break_even);
 }
 
 static void text_side(const char *name, const step_result *r)
@@ -159,19 +176,25 @@ static bool parse_range(const char *text, const char *key, int64_t lo, int64_t h
 
 static int parse_sweep(const cli *c, int64_t nodes[2], int64_t tokens[2])
 {
-    char *copy = strdup(c->sweep), *rest = NULL;
-    int code = copy ? CLI_OK : cli_fail(c, "out of memory");
+    int code = CLI_OK;
 
-    for (char *word = copy ? strtok_r(copy, " ", &rest) : NULL; word && code == CLI_OK;
-         word = strtok_r(NULL, " ", &rest))
-        if (!parse_range(word, "nodes", 1, TIDE_MAX_NODES, nodes) && !parse_range(word, "tokens", 1, MAX_TOKENS, tokens))
-            code = cli_fail(c, "--sweep: '%s', expected nodes=A..B (1..%d) or tokens=A..B", word, TIDE_MAX_NODES);
-    free(copy);
+    for (int64_t i = 0; i < c->sweep.n && code == CLI_OK; i++) { /* a word may hold several, quoted in the shell */
+        char *copy = strdup(c->sweep.first[i]), *rest = NULL;
+        if (!copy)
+            return cli_fail(c, "out of memory");
+        for (char *word = strtok_r(copy, " ", &rest); word && code == CLI_OK; word = strtok_r(NULL, " ", &rest))
+            if (!parse_range(word, "nodes", 1, TIDE_MAX_NODES, nodes) &&
+                !parse_range(word, "tokens", 1, MAX_TOKENS, tokens))
+                code = cli_fail(c, "--sweep: '%s', expected nodes=A..B (1..%d) or tokens=A..B", word, TIDE_MAX_NODES);
+        free(copy);
+    }
     return code;
 }
 
-static int sweep(const cli *c, const plan_machine *m, uint32_t local, int64_t nodes[2], int64_t tokens[2])
+/* A row a point; with --json, and in `data` if it is given, an object. */
+static int sweep(const cli *c, const plan_machine *m, uint32_t local, int64_t nodes[2], int64_t tokens[2], FILE *data)
 {
+    FILE *const objects[2] = {c->json ? stdout : NULL, data};
     bool first = true;
     int code = CLI_OK;
 
@@ -184,10 +207,13 @@ static int sweep(const cli *c, const plan_machine *m, uint32_t local, int64_t no
             code = price(c, m, local, &p, NULL);
             if (code != CLI_OK)
                 break;
-            if (c->json) {
-                printf(first ? "" : ", ");
-                json_point(&p, local);
-            } else {
+            for (int i = 0; i < 2; i++) {
+                if (!objects[i])
+                    continue;
+                fprintf(objects[i], first ? "" : ", ");
+                json_point(objects[i], &p, local);
+            }
+            if (!c->json) {
                 printf("%6u %6u %8lld %11.4f %11.4f %8.2f %10.2f %10.2f\n", p.nodes, p.nodes * local, (long long)t,
                        p.tide.seconds, p.stock.seconds, 100 * saved(&p), (double)p.tide.live_bytes / 1073741824,
                        (double)p.stock.live_bytes / 1073741824);
@@ -212,11 +238,10 @@ static int one_point(const cli *c, const plan_machine *m, const tide_topology *t
         return code;
     *break_even = even;
     if (c->json) {
-        json_point(&p, t->local);
+        json_point(stdout, &p, t->local);
         return CLI_OK;
     }
-    printf("step of %s, %lld tokens a GPU\n", c->shapes ? c->shapes : c->model ? c->model : CLI_DEFAULT_MODEL,
-           (long long)tokens);
+    printf("step of %s, %lld tokens a GPU\n", name_of(c), (long long)tokens);
     text_side("TIDE", &p.tide);
     if (!p.compared)
         return CLI_OK;
@@ -230,7 +255,7 @@ static int one_point(const cli *c, const plan_machine *m, const tide_topology *t
     return CLI_OK;
 }
 
-int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology, tide_text *trace)
+int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology, tide_text *trace, FILE *sweep_data)
 {
     int64_t tokens[2] = {c->tokens ? c->tokens : DEFAULT_TOKENS, 0}, nodes[2] = {topology->nodes, topology->nodes};
     int64_t break_even = 0;
@@ -243,15 +268,19 @@ int cli_step(const cli *c, const plan_machine *m, const tide_topology *topology,
         return cli_fail(c, "--compare: '%s' is not stock", c->compare);
     if (c->shapes && !c->layers)
         return cli_fail(c, "--layers: needed with --shapes");
-    if (c->sweep && (code = parse_sweep(c, nodes, tokens)) != CLI_OK)
+    if (c->sweep.n && (code = parse_sweep(c, nodes, tokens)) != CLI_OK)
         return code;
     if (c->json)
-        printf("{\"schema\": 1, \"kind\": \"step\", \"machine\": \"%s\", \"local\": %u, \"points\": [", m->name,
-               topology->local);
+        json_begin(stdout, m->name, c->shapes ? "" : name_of(c), topology->local);
     else
         printf("machine %s\n", m->name);
-    code = c->sweep ? sweep(c, m, topology->local, nodes, tokens) : one_point(c, m, topology, tokens[0], trace, &break_even);
+    if (sweep_data)
+        json_begin(sweep_data, m->name, c->shapes ? "" : name_of(c), topology->local);
+    code = c->sweep.n ? sweep(c, m, topology->local, nodes, tokens, sweep_data)
+                      : one_point(c, m, topology, tokens[0], trace, &break_even);
+    if (sweep_data)
+        json_end(sweep_data, 0);
     if (c->json)
-        printf("], \"break_even_tokens\": %lld}\n", (long long)break_even);
+        json_end(stdout, break_even);
     return code;
 }

@@ -295,7 +295,11 @@ static void enqueue_step(simulation *s, uint32_t index, const simulate_step *ste
         enqueue(s, index, task_stream(s, &s->in->tasks[step->index]), step->index, SIM_TASK_OP, made, 0);
     } else if (step->part == SIMULATE_RELEASE) {
         const simulate_call *call = &s->in->calls[step->index];
-        r->free[s->in->plan->groups[call->group].slot] = r->compute;
+        uint32_t slot = s->in->plan->groups[call->group].slot;
+        r->free[slot] = r->compute;
+        s->status = tide_grow(&s->releases, &s->cap_releases, (uint64_t)s->n_releases + 1, sizeof *s->releases);
+        if (s->status == TIDE_OK)
+            s->releases[s->n_releases++] = (sim_release){index, slot, r->compute};
     } else {
         enqueue_call(s, index, step);
     }
@@ -623,6 +627,10 @@ static int check(const simulate_input *in)
         if (in->steps[i].index >= n)
             return tide_fail(TIDE_ERR_ARGUMENT, "steps[%u].index: %u is not in 0..%u", i, in->steps[i].index, n);
     }
+    for (uint32_t i = 0; i < in->n_gradients; i++)
+        if (in->gradients[i].task >= in->n_tasks)
+            return tide_fail(TIDE_ERR_ARGUMENT, "gradients[%u].task: %u, but there are %u", i, in->gradients[i].task,
+                             in->n_tasks);
     return TIDE_OK;
 }
 
@@ -696,6 +704,7 @@ static void close_simulation(simulation *s)
     tide_free(s->chains);
     tide_free(s->instances);
     tide_free(s->records);
+    tide_free(s->releases);
     tide_free(s->words);
     tide_free(s->rails);
     tide_free(s->lanes);

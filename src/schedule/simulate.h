@@ -57,13 +57,17 @@ typedef struct simulate_task {
 enum simulate_part { SIMULATE_AG, SIMULATE_RELEASE, SIMULATE_STASH, SIMULATE_READ, SIMULATE_NET, SIMULATE_TASK };
 typedef struct simulate_step { int part; uint32_t index; } simulate_step; /* call or task */
 
+/* Gradients as autograd leaves them: from the begin of a task until an event. A trace's memory counts them. */
+typedef struct simulate_gradients { uint64_t bytes; uint32_t task; simulate_after until; } simulate_gradients;
+
 typedef struct simulate_input {
     const tide_plan *plan;
     const plan_machine *machine;
     const simulate_call *calls;
     const simulate_task *tasks;
     const simulate_step *steps;
-    uint32_t n_calls, n_tasks, n_steps;
+    const simulate_gradients *gradients;
+    uint32_t n_calls, n_tasks, n_steps, n_gradients;
     bool every_rank; /* else only `rank`, its peers' signals and bytes mirrored from its own */
     uint32_t rank;
 } simulate_input;
@@ -91,7 +95,7 @@ typedef struct simulate_result {
 } simulate_result;
 
 /* TIDE_ERR_ARGUMENT, TIDE_ERR_MEMORY, the builders' errors; TIDE_ERR_INTERNAL names an operation that can never start.
- * trace (may be NULL) receives a Chrome / Perfetto trace of every simulated rank and stream. */
+ * trace (may be NULL) receives a Chrome / Perfetto trace of every simulated rank and stream, with the memory in use. */
 int simulate_run(const simulate_input *input, simulate_result *result, tide_text *trace);
 
 #endif

@@ -90,6 +90,8 @@ typedef struct sim_rank {
     bool dirty;
 } sim_rank;
 
+typedef struct sim_release { uint32_t index, slot, record; } sim_release; /* a landing slot is free after the record - 1; 0: at once */
+
 typedef struct sim_timer { sim_time at; uint64_t order; uint32_t kind, a, b; } sim_timer;
 
 typedef struct simulation {
@@ -106,6 +108,8 @@ typedef struct simulation {
     uint32_t n_instances, cap_instances;
     sim_record *records;
     uint32_t n_records, cap_records;
+    sim_release *releases;
+    uint32_t n_releases, cap_releases;
     sim_word *words, *rails;
     sim_lane *lanes;
     sim_timer *timers;
@@ -136,6 +140,9 @@ uint32_t work_segment_end(const schedule *list, const op *o, uint32_t put);
 
 /* simulate_report.c */
 void report_fill(const simulation *s, simulate_result *result);
-void report_trace(const simulation *s, tide_text *out);
+void report_trace(const simulation *s, tide_text *out); /* its status: what went wrong */
+
+/* simulate_memory.c: the memory in use on every rank, as counters of a trace. */
+int memory_trace(const simulation *s, tide_text *out);
 
 #endif

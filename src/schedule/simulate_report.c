@@ -153,5 +153,7 @@ void report_trace(const simulation *s, tide_text *out)
                       kind_name[o->kind], op_phase_name(o->phase), x->call, x->op, o->count,
                       (double)(x->start - x->enqueued) / 1e6);
     }
+    if (out->status == TIDE_OK)
+        out->status = memory_trace(s, out);
     tide_text_put(out, "\n]}\n");
 }

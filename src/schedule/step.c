@@ -18,7 +18,8 @@ typedef struct writer {
     simulate_call *calls;
     simulate_task *tasks;
     simulate_step *steps;
-    uint32_t cap_calls, cap_tasks, cap_steps;
+    simulate_gradients *gradients;
+    uint32_t cap_calls, cap_tasks, cap_steps, cap_gradients;
     int status;
 } writer;
 
@@ -63,6 +64,15 @@ static uint32_t compute(writer *w, const char *label, double seconds, simulate_a
     return put_task(w, &t);
 }
 
+/* A layer's gradients, from its backward on. */
+static void put_gradients(writer *w, uint64_t bytes, uint32_t task, simulate_after until)
+{
+    if (w->status == TIDE_OK)
+        w->status = tide_grow(&w->gradients, &w->cap_gradients, (uint64_t)w->in.n_gradients + 1, sizeof *w->gradients);
+    if (w->status == TIDE_OK)
+        w->gradients[w->in.n_gradients++] = (simulate_gradients){bytes, task, until};
+}
+
 static simulate_after after(int event, uint32_t index)
 {
     return (simulate_after){event, index};
@@ -70,9 +80,9 @@ static simulate_after after(int event, uint32_t index)
 
 /* ---- TIDE ------------------------------------------------------------------------------------------ */
 
-static void write_tide(writer *w, const step_model *model, bool slot_reuse)
+static void write_tide(writer *w, const step_model *model, bool slot_reuse, uint64_t gradient_bytes)
 {
-    uint32_t n = model->layers, ready[2] = {0, 0}, before = 0;
+    uint32_t n = model->layers, ready[2] = {0, 0}, before = 0, last = 0;
     const simulate_after nothing = {AFTER_NOTHING, 0};
 
     for (uint32_t i = 0; i < n; i++) {
@@ -84,13 +94,16 @@ static void write_tide(writer *w, const step_model *model, bool slot_reuse)
     if (!slot_reuse && n > 1)
         ready[n % 2] = gather(w, n - 2);
     for (uint32_t i = n; i-- > 0;) {
-        uint32_t rs = put_call(w, SCHEDULE_RS, i);
+        uint32_t rs = put_call(w, SCHEDULE_RS, i), task;
         if (slot_reuse && i > 0)
             ready[(i - 1) % 2] = gather(w, i - 1);
-        compute(w, "backward", model->backward, after(AFTER_READY, ready[i % 2]), nothing);
-        if (i + 1 < n)
-            compute(w, "gradients freed", 0, after(AFTER_READ_DONE, before), nothing);
+        task = compute(w, "backward", model->backward, after(AFTER_READY, ready[i % 2]), nothing);
+        if (i + 1 < n) {
+            uint32_t freed = compute(w, "gradients freed", 0, after(AFTER_READ_DONE, before), nothing);
+            put_gradients(w, gradient_bytes, last, slot_reuse ? after(AFTER_READ_DONE, before) : after(AFTER_TASK, freed));
+        }
         before = rs;
+        last = task;
         if (slot_reuse) {
             before = put_call(w, SCHEDULE_STASH, i);
             put_step(w, SIMULATE_STASH, before);
@@ -102,6 +115,7 @@ static void write_tide(writer *w, const step_model *model, bool slot_reuse)
             ready[i % 2] = gather(w, i - 2);
         put_step(w, SIMULATE_NET, rs);
     }
+    put_gradients(w, gradient_bytes, last, after(AFTER_READ_DONE, before));
 }
 
 /* ---- stock ------------------------------------------------------------------------------------------- */
@@ -193,6 +207,7 @@ static int run(writer *w, const step_model *model, step_result *out, tide_text *
     w->in.calls = w->calls;
     w->in.tasks = w->tasks;
     w->in.steps = w->steps;
+    w->in.gradients = w->gradients;
     if (w->status == TIDE_OK)
         w->status = simulate_run(&w->in, &out->simulated, trace);
     out->simulated.call_seconds = NULL;
@@ -203,6 +218,7 @@ static int run(writer *w, const step_model *model, step_result *out, tide_text *
     tide_free(w->calls);
     tide_free(w->tasks);
     tide_free(w->steps);
+    tide_free(w->gradients);
     return w->status;
 }
 
@@ -226,7 +242,7 @@ int step_tide(const tide_plan *plan, const plan_machine *m, const step_model *mo
         return status;
     /* the resident shards are the parameters themselves */
     out->live_bytes = bytes.total - bytes.resident + (slot_reuse ? 0 : gradient_bytes(plan));
-    write_tide(&w, model, slot_reuse);
+    write_tide(&w, model, slot_reuse, gradient_bytes(plan));
     return run(&w, model, out, trace);
 }
 

@@ -1,7 +1,8 @@
 """tide simulate and machine files as users meet them."""
 
+import importlib
+import io
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -58,7 +59,11 @@ BAD = [
     ("--ranks some", "--ranks: 'some' is not one of all, one"),
     ("xs", "'xs' is not one of ag, rs, step"),
     ("--rank 8 --ranks one", "rank: 8 is not in 0..7"),
-    ("--trace t", "--trace: needs ag, rs or step: a trace holds one of them"),
+    ("--trace t", "--trace: needs ag, rs or step: it holds one of them"),
+    ("--plot t.png", "--plot: needs ag, rs or step: it holds one of them"),
+    ("ag --plot t.pdf", "--plot: 't.pdf', expected a name that ends in .png or .svg"),
+    ("--sweep tokens=1K --trace t", "--trace: not with --sweep"),
+    ("ag --sweep tokens=1K", "--sweep: only with step"),
     ("ag --trace /nowhere/t", "--trace: /nowhere/t: No such file or directory"),
 ]
 
@@ -98,6 +103,51 @@ def test_trace(tide, tmp_path):
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in zip(stream, stream[1:]))
 
 
+def counters(path, rank):
+    """What a trace says of a rank's memory: moments in us, and bytes by region at each of them."""
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C" and e["pid"] == rank]
+    assert all(a["ts"] < b["ts"] for a, b in zip(events, events[1:]))
+    return [e["ts"] for e in events], [e["args"] for e in events]
+
+
+@pytest.mark.parametrize("ranks", ["all", "one"])
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("multicast", [0, 1])
+def test_memory_over_time(tide, tmp_path, ranks, nodes, multicast):
+    """At its peak a region holds what the plan gave it, and no call uses what is not its own."""
+    path = tmp_path / "trace.json"
+    shape = ["--nodes", nodes, "--local", 2, "--multicast", multicast]
+    memory = tide("plan", *shape, "--target", 1, "--json").json["memory"]
+    for call, regions in (("ag", ["landing", "stage"]), ("rs", ["staging", "outbox", "spare", "inbox"])):
+        tide("simulate", call, *shape, "--ranks", ranks, "--trace", path)
+        _, levels = counters(path, 0)
+        assert min(value for level in levels for value in level.values()) >= 0
+        for region in levels[0]:
+            banks = 2 if region in ("outbox", "spare") else 1  # a call uses one of them
+            expected = memory[region] / banks if region in regions else 0
+            peak = max(level[region] for level in levels)
+            if region == "inbox" and nodes == 4 and call == "rs":  # a wave has landed when the last block of the next one comes
+                expected *= 3 / 4
+            assert peak == pytest.approx(expected, rel=0.002), region
+        # gathered parameters stay; nothing else does
+        assert all((value > 0) == (region == "landing" and call == "ag") for region, value in levels[-1].items())
+
+
+def test_memory_of_a_step(tide, tmp_path):
+    """Slot-Reuse frees a layer's gradients when they are copied away, In-Place when the next layer's are there."""
+    path, area = tmp_path / "trace.json", {}
+    for mode in (0, 1):
+        words = ["step", "--nodes", 2, "--layers", 5, "--mode", mode, "--multicast", 0, "--trace", path]
+        (point,) = tide("simulate", *words, "--json").json["points"]
+        times, levels = counters(path, 0)
+        layer = 2 * (8192 * (64 * 128 * 2 + 8 * 128 * 2 + 3 * 28672) + 2 * 8192)
+        assert {level["gradients"] for level in levels} == {0, layer, 2 * layer}
+        assert max(level["landing"] for level in levels) == pytest.approx(2 * layer, rel=0.002)
+        assert all(value == 0 for value in levels[-1].values()) and times[-1] <= point["tide"]["seconds"] * 1e6 * (1 + 1e-9)
+        area[mode] = sum(a["gradients"] * (t1 - t0) for a, t0, t1 in zip(levels, times, times[1:]))
+    assert area[1] < 0.75 * area[0]
+
+
 STEP = ["simulate", "step", "--nodes", 2, "--layers", 4]
 
 
@@ -130,6 +180,10 @@ def test_sweep(tide):
     table = tide(*words).out.splitlines()
     assert len(table) == 2 + len(points) and table[1].split()[:3] == ["nodes", "GPUs", "tokens"]
     assert float(table[2].split()[3]) == pytest.approx(points[0]["tide"]["seconds"], abs=1e-4)
+    # the ranges may be words of their own, and step is what there is to sweep
+    loose = ["simulate", "--sweep", "nodes=1..4", "tokens=1K..2K", "--layers", 3]
+    assert tide(*loose, "--json").json["points"] == points
+    assert tide("simulate", "--layers", 3, "--sweep=nodes=1..4", "tokens=1K..2K", "--json").json["points"] == points
 
 
 @pytest.mark.parametrize(
@@ -215,21 +269,67 @@ def test_calibrate(tide, tmp_path):
     )
 
 
-def test_plots(tide, tmp_path):
-    def plot(*words):
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
-        done = subprocess.run(
-            [sys.executable, "-m", "tide.plot", *map(str, words)], capture_output=True, text=True, env=env
-        )
-        return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def plot(monkeypatch, capsys):
+    """python -m tide.plot within this process, where matplotlib is loaded once."""
+    monkeypatch.syspath_prepend(str(ROOT / "python"))
+    module = importlib.import_module("tide.plot")
 
+    def run(*words, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["tide.plot", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = module.main()
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+def test_plots(tide, tmp_path, plot):
     sweep, trace = tmp_path / "sweep.json", tmp_path / "trace.json"
-    sweep.write_text(tide("simulate", "step", "--layers", 2, "--sweep", "tokens=1K..2K", "--json").out)
+    for ranges, axis in (("tokens=1K..2K", "tokens a GPU"), ("nodes=1..2", "GPUs")):
+        sweep.write_text(tide("simulate", "step", "--layers", 2, "--sweep", ranges, "--json").out)
+        assert plot(sweep, "-o", tmp_path / "sweep.svg") == (0, f"{tmp_path}/sweep.svg\n")
+        assert f"<!-- {axis} -->" in (tmp_path / "sweep.svg").read_text()
     tide("simulate", "rs", "--local", 2, "--trace", trace)
-    assert plot(sweep, "-o", tmp_path / "sweep.svg") == (0, f"{tmp_path}/sweep.svg\n")
-    assert "<svg" in (tmp_path / "sweep.svg").read_text()
     assert plot(trace) == (0, f"{tmp_path}/trace.png\n")
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
+    # rows of both ranks and the memory of the first; the same input gives the same file
+    assert plot(trace, "-o", tmp_path / "a.svg")[0] == plot("-", "-o", tmp_path / "b.svg", stdin=trace.read_text())[0] == 0
+    picture = (tmp_path / "a.svg").read_text()
+    assert picture == (tmp_path / "b.svg").read_text()
+    for text in ("0 rs.push1", "1 rs.push0", "1 rs.sum", "REDUCE", "staging", "in use on rank 0, MiB"):
+        assert f"<!-- {text} -->" in picture
+    assert "<!-- outbox -->" not in picture
+    assert plot(trace, "--rank", 1, "-o", tmp_path / "a.svg")[0] == 0
+    assert "<!-- in use on rank 1, MiB -->" in (tmp_path / "a.svg").read_text()
     assert plot(trace, "--rank", 7) == (2, f"tide.plot: {trace}: no operation of rank 7; there are [0, 1]\n")
     sweep.write_text(tide("simulate", "step", "--layers", 2, "--json").out)
     assert plot(sweep)[0] == 2
+
+
+def test_plot_of_the_command(tide, tmp_path, monkeypatch):
+    """What the command hands to Python, and what it says when there is none."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\necho "$@" > words\ncat > data\necho drawn\necho failed >&2\nexit ${EXIT:-0}\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(stand_in))
+    words = ["simulate", "ag", "--nodes", 2, "--local", 2]
+    result = tide(*words, "--plot", "a.svg", "--trace", "t")
+    assert (result.code, result.out, result.err) == (0, tide(*words).out, "")
+    assert (tmp_path / "words").read_text() == "-m tide.plot - -o a.svg\n"
+    drawn = (tmp_path / "data").read_text()
+    assert drawn == (tmp_path / "t").read_text() and len(json.loads(drawn)["traceEvents"]) > 10
+    tide(*words, "--plot", "a.png")
+    assert (tmp_path / "data").read_text() == drawn  # without --trace, too
+    words = ["simulate", "--sweep", "nodes=1..2", "tokens=1K..2K", "--layers", 2]
+    assert tide(*words, "--plot", "a.png").out == tide(*words).out
+    drawn = json.loads((tmp_path / "data").read_text())
+    assert drawn == tide(*words, "--json").json == tide(*words, "--json", "--plot", "a.png").json
+    needs = "; drawing needs a Python with matplotlib: python3, or the one that PYTHON names\n"
+    monkeypatch.setenv("EXIT", "1")
+    result = tide(*words, "--plot", "a.png")
+    assert (result.code, result.err) == (2, "tide simulate: --plot: failed" + needs)
+    monkeypatch.setenv("PYTHON", "/nowhere/python")
+    result = tide(*words, "--plot", "a.png")
+    assert (result.code, result.err) == (2, "tide simulate: --plot: /nowhere/python: No such file or directory" + needs)

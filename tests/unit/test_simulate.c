@@ -307,21 +307,32 @@ static void digest_is_that_of_the_lists(void **state)
     }
 }
 
+static int count_bytes(void *bytes, const char *text, size_t n)
+{
+    (void)text;
+    *(uint64_t *)bytes += n;
+    return 0;
+}
+
 static void memory_runs_out_anywhere(void **state)
 {
     tide_plan *plan = plan_of(2, 2, 3, 4096, NULL);
-    const simulate_step steps[] = {{SIMULATE_AG, 0}, {SIMULATE_READ, 1}, {SIMULATE_NET, 1}};
+    const simulate_step steps[] = {{SIMULATE_AG, 0}, {SIMULATE_TASK, 0}, {SIMULATE_RELEASE, 0}, {SIMULATE_READ, 1}, {SIMULATE_NET, 1}};
     const simulate_call calls[] = {{SCHEDULE_AG, 0}, {SCHEDULE_RS, 0}};
-    simulate_input in = {.plan = plan, .machine = &plain, .calls = calls, .n_calls = 2, .steps = steps, .n_steps = 3,
-                         .every_rank = true};
+    const simulate_task task = {.label = "backward", .after = {{AFTER_READY, 0}}, .seconds = 1};
+    const simulate_gradients gradients = {8192, 0, {AFTER_READ_DONE, 1}};
+    simulate_input in = {.plan = plan, .machine = &plain, .calls = calls, .n_calls = 2, .steps = steps, .n_steps = 5,
+                         .tasks = &task, .n_tasks = 1, .gradients = &gradients, .n_gradients = 1, .every_rank = true};
     uint64_t live = tide_alloc_live();
     int status = TIDE_ERR_MEMORY;
     (void)state;
     for (uint64_t n = 1; status != TIDE_OK; n++) {
         double seconds[2];
         simulate_result r = {.call_seconds = seconds};
+        uint64_t bytes = 0;
+        tide_text trace = {count_bytes, &bytes, TIDE_OK};
         tide_alloc_fail_at(n);
-        status = simulate_run(&in, &r, NULL);
+        status = simulate_run(&in, &r, &trace);
         tide_alloc_fail_at(0);
         assert_true(status == TIDE_OK || status == TIDE_ERR_MEMORY);
         assert_true(tide_alloc_live() == live);
