@@ -360,8 +360,6 @@ static fab_event *resource_event(const engine_events *v, const op *o, uint32_t p
     switch (o->event) {
     case EVENT_SCATTERED:
         return v->scattered;
-    case EVENT_NET:
-        return v->net;
     case EVENT_SENT:
         return bank < 2 && o->index < v->n_sent ? v->sent[bank * v->n_sent + o->index] : NULL;
     case EVENT_SPARED:

@@ -79,7 +79,7 @@ static void drop_events(engine *e, uint32_t n, fab_event **events)
 static int events_init(engine *e)
 {
     engine_events *v = &e->events;
-    fab_event **single[] = {&v->in, &v->gate, &v->scattered, &v->net, &v->spared[0], &v->spared[1]};
+    fab_event **single[] = {&v->in, &v->gate, &v->scattered, &v->spared[0], &v->spared[1]};
     int status = TIDE_OK;
 
     v->n_sent = e->plan->rs.n_out;
@@ -102,7 +102,7 @@ static int events_init(engine *e)
 static void events_clear(engine *e)
 {
     engine_events *v = &e->events;
-    fab_event *single[] = {v->in, v->gate, v->scattered, v->net, v->spared[0], v->spared[1]};
+    fab_event *single[] = {v->in, v->gate, v->scattered, v->spared[0], v->spared[1]};
     drop_events(e, 3 * v->n_groups, v->group);
     drop_events(e, v->n_slots, v->free);
     drop_events(e, v->n_landed, v->landed);

@@ -9,7 +9,7 @@ _Static_assert((int)LANE_COUNT == (int)PLAN_RAIL_LANES, "the control region hold
 
 /* Events that outlive calls. */
 typedef struct engine_events {
-    fab_event *in, *gate, *scattered, *net;
+    fab_event *in, *gate, *scattered;
     fab_event *spared[2];
     uint32_t n_sent, n_landed, n_slots, n_groups;
     fab_event **sent;   /* n_sent (= n_out) a bank */

@@ -17,8 +17,8 @@
  *     spared   the bank's spares are in the inbox                            before they are written
  *     credit   the target's node has landed what was in the generation       before a put into it
  *     arrived  a wave's blocks                                               before the node is told "armed"
- *     armed    arrivals, zeros and own blocks on all local ranks             before a landing reads them
- *     landed   all local ranks have read                                     before the generation's next credit
+ *     armed    arrivals, zeros and own blocks on all local ranks (L > 1)     before a landing reads them
+ *     landed   all local ranks have read (L > 1)                             before the generation's next credit
  *
  * No wait without an earlier producer: Level 1 waits for the network through `sent` and `spared` only. In the read
  * phase these belong to the call before the previous one; in the network phase `sent` belongs to a round before the
@@ -215,9 +215,11 @@ static void push(builder *b, const piece *c)
     bool any = false;
     schedule_rect rects[SCHEDULE_MAX_RECTS];
 
-    local_op(b, OP_WAIT, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_B,
-             c->number < n_stg ? 0 : c->number - n_stg + 1);
-    local_post(b, c->owner);
+    if (c->number == 0 || c->number >= n_stg) { /* the first chunk has waited for all slots */
+        local_op(b, OP_WAIT, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_B,
+                 c->number < n_stg ? 0 : c->number - n_stg + 1);
+        local_post(b, c->owner);
+    }
     for (uint32_t p = schedule_param_at(geo, c->begin); p < geo->n_params && geo->params[p].offset < c->end; p++) {
         uint32_t n = schedule_rects(geo, p, c->first, b->cut.rows, c->begin, c->end, rects);
         for (uint32_t i = 0; i < n; i++) {
@@ -355,7 +357,8 @@ static void begin_reads(builder *b)
     for (uint32_t d = 0; d < b->local; d++) {
         int stream = d ? (int)(STREAM_RS_PUSH0 + (b->local_rank + d) % b->local) : STREAM_RS_SUM;
         int phase = d ? PHASE_RS_PUSH : PHASE_RS_SUM;
-        event(b, OP_JOIN, stream, phase, SCOPE_EXTERN, EVENT_IN);
+        if (d == 0 || b->mode == 0) /* the output, and gradients that are not in the slot */
+            event(b, OP_JOIN, stream, phase, SCOPE_EXTERN, EVENT_IN);
         if (b->mode == 1)
             call_event(b, OP_JOIN, stream, phase, b->stashed);
     }
@@ -435,6 +438,13 @@ static void await_round(builder *b, const plan_round *round, uint32_t pass)
     }
 }
 
+/* A wave of the own node alone comes last in its pass and has nothing on the rail: behind earlier waves' arrivals and
+ * landings, its own stream orders it. */
+static bool own_only(const builder *b, uint32_t g)
+{
+    return b->rs->waves[g % b->rs->n_waves].n_rounds == 0;
+}
+
 static void wave_rail(builder *b, uint32_t g)
 {
     uint32_t pass = g / b->rs->n_waves, generation = g % b->rs->n_par;
@@ -508,6 +518,17 @@ static void land(builder *b, uint32_t g)
     }
 }
 
+/* Says to all ranks of the node, or hears from them, how far the waves are. A rank alone is in its stream's order. */
+static void node_fence(builder *b, int kind, int which, uint32_t g)
+{
+    op *o;
+    if (b->local == 1)
+        return;
+    o = local_op(b, kind, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, which, g + 1);
+    o->flags = kind == OP_WAIT && which == WORD_A && g == 0 ? OP_CHECK_TAG : 0;
+    post_all(b, true);
+}
+
 static void wave_land(builder *b, uint32_t g)
 {
     const plan_rs *rs = b->rs;
@@ -516,10 +537,12 @@ static void wave_land(builder *b, uint32_t g)
     block own = {b->nodes, pass};
 
     zero_stale(b, g);
-    call_event(b, OP_JOIN, STREAM_RS_LAND, PHASE_RS_LAND, b->arrived + g);
+    if (!own_only(b, g))
+        call_event(b, OP_JOIN, STREAM_RS_LAND, PHASE_RS_LAND, b->arrived + g);
     if (wave->first + wave->count > b->nodes) {
         uint64_t bytes = block_bytes(b, own);
-        call_event(b, OP_JOIN, STREAM_RS_LAND, PHASE_RS_LAND, b->spared);
+        if (pass == 0) /* the spares of all passes */
+            call_event(b, OP_JOIN, STREAM_RS_LAND, PHASE_RS_LAND, b->spared);
         if (bytes > 0) {
             add(b, OP_COPY, STREAM_RS_LAND, PHASE_RS_LAND);
             run(b, region(REGION_SPARE, BANK_CALL, b->rank, pass * b->stride),
@@ -529,18 +552,15 @@ static void wave_land(builder *b, uint32_t g)
         if (pass == rs->n_part - 1)
             resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_SPARED, BANK_CALL, 0);
     }
-    local_op(b, OP_SIGNAL, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_A, g + 1);
-    post_all(b, true);
-    local_op(b, OP_WAIT, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_A, g + 1)->flags = g ? 0 : OP_CHECK_TAG;
-    post_all(b, true);
+    node_fence(b, OP_SIGNAL, WORD_A, g);
+    node_fence(b, OP_WAIT, WORD_A, g);
     land(b, g);
-    local_op(b, OP_SIGNAL, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_B, g + 1);
-    post_all(b, true);
+    node_fence(b, OP_SIGNAL, WORD_B, g);
     if (g == rs->n_waves * rs->n_part - 1) /* the output is complete; the neighbours may still read my blocks */
         event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, SCOPE_EXTERN, EVENT_DONE);
-    local_op(b, OP_WAIT, STREAM_RS_LAND, PHASE_RS_LAND, RESOURCE_INBOX, WORD_B, g + 1);
-    post_all(b, true);
-    resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_LANDED, 0, generation);
+    node_fence(b, OP_WAIT, WORD_B, g);
+    if (g + rs->n_par >= rs->n_waves * rs->n_part || !own_only(b, g + rs->n_par)) /* else no credit asks for it */
+        resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_LANDED, 0, generation);
 }
 
 /* ---- the two phases ----------------------------------------------------------------------------- */
@@ -568,14 +588,12 @@ static void build_nodes(builder *b)
     b->s->n_read = b->s->n_ops;
 
     event(b, OP_JOIN, STREAM_RS_NET, PHASE_RS_CREDIT, SCOPE_EXTERN, EVENT_GATE);
-    resource_event(b, OP_JOIN, STREAM_RS_NET, PHASE_RS_CREDIT, EVENT_NET, 0, 0);
     for (uint32_t g = 0; g < n_waves; g++) {
-        wave_rail(b, g);
-        if (g == n_waves - 1)
-            resource_event(b, OP_RECORD, STREAM_RS_NET, PHASE_RS_ARRIVE, EVENT_NET, 0, 0);
+        if (!own_only(b, g))
+            wave_rail(b, g);
         wave_land(b, g);
     }
-    if (b->status == TIDE_OK)
+    if (b->status == TIDE_OK && b->local > 1)
         b->status = schedule_set_step(b->s, RESOURCE_INBOX, n_waves);
 }
 

@@ -5,7 +5,7 @@
 
 static const char *const kind_names[OP_KIND_COUNT] = {"COPY", "REDUCE", "PUT", "SIGNAL", "WAIT", "RECORD", "JOIN"};
 static const char *const scope_names[] = {"local", "rail", "call", "resource", "extern"};
-static const char *const resource_event_names[EVENT_RESOURCE_COUNT] = {"scattered", "net", "sent", "spared", "landed"};
+static const char *const resource_event_names[EVENT_RESOURCE_COUNT] = {"scattered", "sent", "spared", "landed"};
 static const char *const extern_event_names[EVENT_EXTERN_COUNT] = {"in", "gate", "free", "ready", "read_done", "done"};
 static const char *const signal_names[SIG_COUNT] = {"head", "tail", "credit", "go"};
 

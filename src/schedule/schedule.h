@@ -111,7 +111,6 @@ enum op_which { WORD_A = 0, WORD_B = 1 };
 enum op_scope { SCOPE_LOCAL, SCOPE_RAIL, SCOPE_CALL, SCOPE_RESOURCE, SCOPE_EXTERN };
 enum op_resource_event {
     EVENT_SCATTERED, /* AG lane: the previous call's scatter is complete, stage reusable */
-    EVENT_NET,       /* RS lane: the previous call's network phase has been put on the rail */
     EVENT_SENT,      /* index J, banked: outbox block J's last send is complete */
     EVENT_SPARED,    /* banked: the spares of this bank have been copied to the inbox */
     EVENT_LANDED,    /* index = generation: landing done on all L local ranks */
