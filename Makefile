@@ -38,7 +38,7 @@ FUZZ    := $(patsubst tests/fuzz/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/fu
 MAIN    ?= $(BUILD)/tests/fuzz/replay.o
 SECONDS ?= 60
 
-.PHONY: $(UNIT:%=%.run) $(FUZZ:%=%.run) fuzz fuzzers all lib cli units unit test test-long venv demo deps benches bench clean install uninstall
+.PHONY: $(UNIT:%=%.run) $(FUZZ:%=%.run) fuzz fuzzers all lib cli units unit test test-long venv demo deps benches bench plots clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -159,6 +159,10 @@ benches: $(BUILD)/bench/libhost.so $(BUILD)/bench/libkernels.so $(BUILD)/bench/p
 bench: benches
 	@$(BUILD)/bench/plan
 	@python=$$(sh scripts/python.sh) && TIDE_BUILD=$(BUILD) $$python bench/host.py
+
+# The README's plots, from docs/gpu.md's tables and the simulation; needs matplotlib.
+plots: cli
+	@python=$$(sh scripts/python.sh) && TIDE_BUILD=$(BUILD) $$python bench/plots.py
 
 .SECONDARY:
 clean:

@@ -4,7 +4,8 @@
 Three constants of that file are not in the paper and are fitted here: on the 32 MiB rows only, to the medians, by the sum
 of absolute logarithms of the ratios (the median of RS on 8 nodes is 23 % above its minimum; squares would follow it).
 The 128 MiB rows test them. --fit fits anew and prints the values; without it the file is taken as it is. Also shown, in
-no fit and in no error of the last line: other operator times that the paper states. Every reduce-scatter uses 16 sum and
+no fit and in no error of the last line: other operator times that the paper states, and this project's own measurements on
+two H200s (docs/gpu.md) against machines/h200-x2.txt. Every reduce-scatter uses 16 sum and
 4 landing CTAs (Section 7.1) where nothing else is said. The paper does not state its chunks. On one node Table 8's buffers
 exceed the output by 0.25 GiB at both sizes: two slots of seven chunks of 8 Mi bf16 elements; elsewhere 1 Mi is taken.
 
@@ -16,6 +17,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -48,6 +50,12 @@ TABLES = [
     (8, "rs", 16, 4, 128, 13.99, 13.93),
     (8, "rs", 16, 8, 128, 25.59, 25.02),
 ]
+# Tables of docs/gpu.md by their heads, and the calls as bench/ops.py makes them.
+GPU_TABLES = {
+    "AG": ("all-gather, P = 30, bf16 shard", "ag --params 30"),
+    "RS": ("reduce-scatter, P = 16, fp32 output", "rs --params 16"),
+}
+OWN_SIZES = (32, 128, 512)
 CTAS, CHUNK, NODE_CHUNK = ["--c-sum", "16", "--c-land", "4"], ["--chunk", "1M"], ["--chunk", "8M"]
 
 # (what, words, ms)
@@ -78,9 +86,9 @@ FIGURE_8 = [
 ]
 
 
-def run(words, machine):
+def run(words, machine, local=8):
     done = subprocess.run(
-        [str(TIDE), "simulate", *words, "--local", "8", "--machine", str(machine), "--json"],
+        [str(TIDE), "simulate", *words, "--local", str(local), "--machine", str(machine), "--json"],
         capture_output=True,
         text=True,
     )
@@ -117,6 +125,24 @@ def row_ms(row, machine):
     _, operator, params, nodes, size, _, _ = row
     words = [operator, "--nodes", str(nodes), "--shard", str(size * MIB), "--params", str(params), *CTAS]
     return simulate([*words, *(NODE_CHUNK if nodes == 1 else CHUNK)], machine)
+
+
+def gpu_rows(name):
+    """[[MiB, stock ms, NCCL ms, TIDE ms], ...] of one collective: medians on two H200s, from docs/gpu.md."""
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    rows = text[text.index(f"| {GPU_TABLES[name][0]} |") :].split("\n\n")[0].splitlines()[2:]
+    return [[float(re.match(r"[\d.]+", cell.strip()).group()) for cell in row.split("|")[1:5]] for row in rows]
+
+
+def own_rows():
+    """(collective, MiB, measured ms, simulated ms) on two H200s."""
+    out = []
+    for name, (_, words) in GPU_TABLES.items():
+        for mib, _, _, ms in gpu_rows(name):
+            if mib in OWN_SIZES:
+                document = run([*words.split(), "--shard", str(int(mib) * MIB), "--target", "1"], "h200-x2", local=2)
+                out.append((name, int(mib), ms, document["calls"][0]["seconds"] * 1e3))
+    return out
 
 
 # Why what is furthest off is off, as far as it is understood.
@@ -195,6 +221,7 @@ def main():
         rows = [(row, row_ms(row, machine)) for row in TABLES]
         steps = [(row, *saving(*row[:3], machine)) for row in FIGURE_8]
         others = [(what, simulate([*words.split(), *CHUNK], machine), ms) for what, words, ms in OTHERS]
+    own = own_rows()
     error = {size: [abs(ms / row[5] - 1) * 100 for row, ms in rows if row[4] == size] for size in (32, 128)}
     if options.json:
         print(
@@ -212,6 +239,7 @@ def main():
                         for r, f, s, _ in steps
                     ],
                     "others": [{"what": what, "ms": ms, "paper_ms": paper} for what, ms, paper in others],
+                    "h200_x2": [{"collective": c, "mib": mib, "measured_ms": m, "ms": ms} for c, mib, m, ms in own],
                 }
             )
         )
@@ -222,6 +250,11 @@ def main():
     for row, ms in rows:
         name = f"Table {row[0]}: {row[1].upper()} {row[3]} nodes, {row[4]} MiB"
         print(f"{name:28}{f'{row[6]:.2f} ({row[5]:.2f})':>24}{ms:11.2f}{(ms / row[5] - 1) * 100:+8.1f} %")
+    print("\ntwo H200s, measured (docs/gpu.md) and simulated (machines/h200-x2.txt); nothing fitted")
+    for name, mib, ms, simulated in own:
+        print(f"{f'{name}, {mib} MiB':28}{ms:24.3f}{simulated:11.3f}{(simulated / ms - 1) * 100:+8.1f} %")
+    off = [abs(simulated / ms - 1) * 100 for _, _, ms, simulated in own]
+    print(f"h200-x2: median error {statistics.median(off):.1f} %, worst {max(off):.1f} %")
     print("\nstated elsewhere in the paper; in no fit and in no error below")
     for what, ms, paper in others:
         print(f"{what:48}{paper:7.2f}{ms:8.2f}{(ms / paper - 1) * 100:+8.1f} %")
@@ -233,7 +266,8 @@ def main():
             f"{tflops:.0f} TFLOP/s{fits}"
         )
     points = [abs(percent - row[3]) for row, _, percent, _ in steps]
-    print(f"figure 8: median {statistics.median(points):.1f} points, worst {max(points):.1f}")
+    model, tokens = steps[points.index(max(points))][0][:2]
+    print(f"figure 8: median {statistics.median(points):.1f} points, worst {max(points):.1f} ({model}, {tokens} tokens: see below)")
     print(MISFITS)
     for size, what in ((32, "fitted on"), (128, "test")):
         print(

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 
-def _pyplot():
+def pyplot():
     """matplotlib, drawing into files; the same figure gives the same file."""
     import matplotlib
 
@@ -25,7 +25,7 @@ def _pyplot():
 
 
 def _axes(rows, title):
-    figure, axes = _pyplot().subplots(rows, 1, figsize=(8, 3 * rows + 1), sharex=True, layout="constrained")
+    figure, axes = pyplot().subplots(rows, 1, figsize=(8, 3 * rows + 1), sharex=True, layout="constrained")
     figure.suptitle(title)
     return figure, axes
 
@@ -148,7 +148,7 @@ def trace(document, path, rank):
     events = document["traceEvents"]
     rows = len(_rows(events, rank)[0])
     height = min(max(rows * 0.16, 1.5), 24)
-    figure, (above, below) = _pyplot().subplots(
+    figure, (above, below) = pyplot().subplots(
         2, 1, figsize=(10, height + 3), height_ratios=(height, 2), sharex=True, layout="constrained"
     )
     _time_line(above, events, rank)

@@ -249,6 +249,20 @@ def test_paper_tables():
     assert len(error) == 16 and statistics.median(error) <= 0.10 and max(error) <= 0.25
     points = [abs(row["saved_percent"] - row["paper_saved_percent"]) for row in document["figure_8"]]
     assert len(points) == 10 and statistics.median(points) <= 3
+    own = document["h200_x2"]
+    assert [(row["collective"], row["mib"]) for row in own] == [(c, m) for c in ("AG", "RS") for m in (32, 128, 512)]
+    assert statistics.median(abs(row["ms"] / row["measured_ms"] - 1) for row in own) <= 0.10
+    text = (ROOT / "docs" / "simulate.md").read_text()
+    for side, key in (("simulated", "ms"), ("measured", "measured_ms")):
+        assert f"| {side} | " + " | ".join(f"{row[key]:.3f}" for row in own) + " |" in text
+
+
+def test_plots_of_the_readme():
+    """They carry the numbers that they show: those of docs/gpu.md and of the simulation as it is."""
+    for path in (ROOT / "docs" / "plots").glob("*.svg"):
+        assert path.stat().st_size < 60000
+    done = subprocess.run([sys.executable, ROOT / "bench" / "plots.py", "--check"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_calibrate(tide, tmp_path):
