@@ -266,6 +266,9 @@ int fab_agree(const fab_open *desc, int status);
  * until the deadline. status: this rank's so far; when any rank's is not TIDE_OK all return the same error. */
 int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers, int fd, int *fds, int64_t *pids);
 
+/* Whether this process may open `wanted` more descriptors; tried with copies of fd. */
+int fab_descriptors_check(const char *what, int fd, uint32_t wanted);
+
 /* True in a process that was forked while a device was open: its threads are gone, its arenas are the parent's. */
 extern _Atomic int fab_forked_flag;
 int fab_fork_watch(void); /* a device is being opened; registers the handler once */

@@ -22,7 +22,8 @@
 
 enum {
     SILENCE_MS = 5000, /* how long a stranger who connects and stays silent holds up the others */
-    STRANGERS = 64     /* who may wait for being turned away without holding up a peer */
+    STRANGERS = 64,    /* who may wait for being turned away without holding up a peer */
+    IN_HAND = 3        /* descriptors of one message */
 };
 
 typedef struct card {
@@ -168,12 +169,9 @@ static void refuse(const fab_open *desc, int status, const uint8_t *peers, const
     tide_fail(status, "%s", text);
 }
 
-/* A rank that cannot even open a socket keeps its peers waiting, so it must not run out of descriptors in between: a
- * peer's process is watched until its descriptor has come, one more message is in hand. */
-static int check_descriptors(int fd, uint32_t n_peers)
+int fab_descriptors_check(const char *what, int fd, uint32_t wanted)
 {
-    enum { IN_HAND = 3 };
-    uint32_t wanted = n_peers + IN_HAND, n = 0;
+    uint32_t n = 0;
     int *probe = tide_calloc(wanted, sizeof *probe);
     int status = TIDE_OK;
 
@@ -182,8 +180,8 @@ static int check_descriptors(int fd, uint32_t n_peers)
     while (n < wanted && (probe[n] = fcntl(fd, F_DUPFD_CLOEXEC, 0)) >= 0)
         n++;
     if (n < wanted)
-        status = tide_fail(TIDE_ERR_SYSTEM, "handle exchange: %u free file descriptors, expected %u for %u peers: %s",
-                           n, wanted, n_peers, strerror(errno));
+        status = tide_fail(TIDE_ERR_SYSTEM, "%s: %u free file descriptors, expected %u: %s", what, n, wanted,
+                           strerror(errno));
     while (n > 0)
         close(probe[--n]);
     tide_free(probe);
@@ -321,8 +319,10 @@ int fab_handles_exchange(const fab_open *desc, int status, const uint8_t *peers,
         watch[i] = (struct pollfd){.fd = -1, .events = POLLIN};
     if (status == TIDE_OK && n_peers)
         status = listen_anywhere(&own, n_peers, &listener);
+    /* A rank that cannot even open a socket keeps its peers waiting, so it must not run out of descriptors in between: a
+     * peer's process is watched until its descriptor has come, one more message is in hand. */
     if (status == TIDE_OK && n_peers)
-        status = check_descriptors(fd, n_peers);
+        status = fab_descriptors_check("handle exchange", fd, n_peers + IN_HAND);
     status = fab_agree(desc, status);
     if (status == TIDE_OK)
         status = fab_allgather(desc, &own, cards, sizeof own);
