@@ -63,6 +63,22 @@ int fab_memory_create(const char *name, uint64_t bytes, fab_memory **out)
     return TIDE_OK;
 }
 
+int fab_memory_private(uint64_t bytes, fab_memory **out)
+{
+    fab_memory *m = tide_calloc(1, sizeof *m);
+
+    if (!m)
+        return TIDE_ERR_MEMORY;
+    *m = (fab_memory){.refs = 1, .fd = -1, .bytes = bytes};
+    m->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m->base == MAP_FAILED) {
+        tide_free(m);
+        return tide_fail(TIDE_ERR_MEMORY, "mmap of %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
+    }
+    *out = m;
+    return TIDE_OK;
+}
+
 static int map_peer(int fd, fab_memory **out)
 {
     fab_memory *m = tide_calloc(1, sizeof *m);

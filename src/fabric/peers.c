@@ -1,5 +1,5 @@
 /* peers.c - the failure record of a rank, how it reaches the others, a barrier that it ends, and the watch over peer
- * processes. */
+ * processes; for ranks of other machines, what the link says. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -24,6 +24,8 @@ int fab_peers_init(fab_peers *p, fab_open *open, uint64_t page_bytes, const fab_
     open->options = &p->options;
     p->hooks = hooks;
     p->device = device;
+    p->page_bytes = page_bytes;
+    p->calls.hash = TIDE_FNV_BASIS;
     pthread_mutex_init(&p->lock, NULL);
     p->locked = 1;
     status = fab_fork_watch();
@@ -37,6 +39,23 @@ int fab_peers_init(fab_peers *p, fab_open *open, uint64_t page_bytes, const fab_
     if (!p->pages || !p->pids)
         return TIDE_ERR_MEMORY;
     return fab_memory_create("tide-control", page_bytes, &p->page);
+}
+
+static bool one_machine(const fab_open *desc)
+{
+    bool one = true;
+    for (uint32_t r = 0; r < desc->n_ranks; r++)
+        one &= fab_same_machine(desc, r);
+    return one;
+}
+
+static int make_mirrors(fab_peers *p)
+{
+    int status = TIDE_OK;
+    for (uint32_t r = 0; r < p->open->n_ranks && status == TIDE_OK; r++)
+        if (!fab_peers_here(p, r))
+            status = fab_memory_private(p->page_bytes, &p->pages[r]);
+    return status;
 }
 
 int fab_peers_meet(const fab_open *desc, fab_peers *p, int status)
@@ -54,6 +73,8 @@ int fab_peers_meet(const fab_open *desc, fab_peers *p, int status)
         fab_memory_drop(p->page); /* pages[rank] holds it now */
         p->page = NULL;
     }
+    if (status == TIDE_OK && !one_machine(desc)) /* all are here, so all have a p */
+        status = fab_link_meet(desc, make_mirrors(p), &p->link);
     if (status == TIDE_OK)
         p->own = fab_peers_page(p, desc->rank);
     return status;
@@ -63,15 +84,20 @@ void fab_peers_leave(fab_peers *p)
 {
     if (p->own)
         atomic_store(&p->own->closed, 1);
+    if (p->link)
+        fab_link_leave(p->link);
 }
 
 void fab_peers_clear(fab_peers *p)
 {
+    if (p->link) /* it wakes the watch, and the watch tells it what it finds: neither goes while the other's thread runs */
+        fab_link_stop(p->link);
     if (p->watching) {
         atomic_store(&p->stop, 1);
         fab_peers_wake(p);
         pthread_join(p->watch, NULL);
     }
+    fab_link_free(p->link);
     for (uint32_t i = 0; p->watch_set && i <= p->open->n_ranks; i++)
         if (p->watch_set[i].fd >= 0)
             close(p->watch_set[i].fd);
@@ -106,9 +132,15 @@ static void ring(fab_page *page)
     fab_futex_wake(&page->bell);
 }
 
-static void fail_barrier(fab_peers *p, const char *phase, int64_t begin, uint32_t missing)
+/* Who of another machine has come is known to rank 0. */
+static void fail_barrier(fab_peers *p, const char *phase, int64_t begin, uint32_t count, uint32_t missing)
 {
     tide_failure f = TIDE_FAILURE_INIT;
+
+    if (p->link && !fab_peers_here(p, missing) && !fab_link_missing(p->link, count, &missing))
+        missing = 0;
+    if (missing == UINT32_MAX) /* all have by now: rank 0 has said that first */
+        return;
 
     f.code = TIDE_ERR_DEADLINE;
     f.rank = p->open->rank;
@@ -127,8 +159,10 @@ int fab_peers_barrier(fab_peers *p, const char *phase)
     int64_t begin = tide_now_ns(), patience = p->deadline_ns / 2 < 1000000000 ? p->deadline_ns / 2 : 1000000000;
 
     for (uint32_t r = 0; r < n; r++)
-        if (r != p->open->rank)
+        if (r != p->open->rank && fab_peers_here(p, r))
             ring(fab_peers_page(p, r));
+    if (p->link)
+        fab_link_barrier(p->link, mine, &p->calls);
     for (;;) {
         uint32_t seen = atomic_load(&p->own->bell), missing = 0;
         int64_t left = begin + p->deadline_ns + patience - tide_now_ns();
@@ -136,7 +170,7 @@ int fab_peers_barrier(fab_peers *p, const char *phase)
             missing++;
         fab_peers_adopt(p); /* one who came too late for the others hears it */
         if (!fab_peers_failed(p) && missing < n && left <= 0)
-            fail_barrier(p, phase, begin, missing);
+            fail_barrier(p, phase, begin, mine, missing);
         if (fab_peers_failed(p))
             return fab_peers_failure(p, NULL);
         if (missing == n)
@@ -163,6 +197,8 @@ static bool keep_failure(fab_peers *p, const tide_failure *failure)
     if (first) {
         ring(p->own);
         p->hooks->failed(p->device);
+        if (p->link)
+            fab_link_fail(p->link, &p->own->failure);
         tide_log(0, "%s", failure->text);
     }
     return first;
@@ -174,7 +210,7 @@ void fab_peers_fail(fab_peers *p, const tide_failure *failure, bool spread)
         return;
     for (uint32_t r = 0; r < p->open->n_ranks; r++) {
         uint32_t none = 0;
-        if (r == p->open->rank ||
+        if (r == p->open->rank || !fab_peers_here(p, r) ||
             !atomic_compare_exchange_strong(&fab_peers_page(p, r)->poison, &none, p->open->rank + 1))
             continue;
         ring(fab_peers_page(p, r));
@@ -197,7 +233,7 @@ void fab_peers_adopt_any(fab_peers *p)
 {
     for (uint32_t r = 0; r < p->open->n_ranks && !fab_peers_failed(p); r++) {
         const fab_page *page = fab_peers_page(p, r);
-        if (atomic_load(&page->failed)) {
+        if (fab_peers_here(p, r) && atomic_load(&page->failed)) {
             tide_failure copy = page->failure;
             keep_failure(p, &copy);
         }
@@ -217,52 +253,120 @@ int fab_peers_failure(fab_peers *p, tide_failure *out)
     return tide_fail(p->own->failure.code, "%s", p->own->failure.text);
 }
 
+void fab_peers_last_wait(fab_peers *p, uint32_t peer, char text[96])
+{
+    uint64_t call = atomic_load(&fab_peers_page(p, peer)->crumb_call), op = atomic_load(&fab_peers_page(p, peer)->crumb_op);
+
+    if (!fab_peers_here(p, peer) && !fab_link_where(p->link, peer, &call, &op))
+        snprintf(text, 96, "rank %u does not say where it waits", peer);
+    else
+        snprintf(text, 96, "rank %u last waited in call %llu, op %llu", peer, (unsigned long long)call,
+                 (unsigned long long)op);
+}
+
 void fab_peers_fail_wait(fab_peers *p, int code, const fab_waiting *wait, uint32_t peer)
 {
     tide_failure f = TIDE_FAILURE_INIT;
-    fab_page *theirs = fab_peers_page(p, peer);
+    char theirs[96];
 
     f.code = code;
     f.rank = p->open->rank;
     f.peer = peer;
     f.call = wait->call;
     snprintf(f.phase, sizeof f.phase, "%s", wait->where->phase);
-    if (code == TIDE_ERR_MISMATCH)
+    if (code == TIDE_ERR_MISMATCH) {
         snprintf(f.text, sizeof f.text,
                  "rank %u and rank %u disagree: in call %llu (%s, op %u) the ranks make different calls, expected "
                  "the same group, dtype and parameters",
                  f.rank, peer, (unsigned long long)f.call, f.phase, wait->where->op);
-    else
-        snprintf(f.text, sizeof f.text,
-                 "rank %u waited %.3f s for rank %u in %s of call %llu (op %u); rank %u last waited in call %llu, "
-                 "op %llu",
-                 f.rank, (double)(tide_now_ns() - wait->enqueued) / 1e9, peer, f.phase, (unsigned long long)f.call,
-                 wait->where->op, peer, (unsigned long long)atomic_load(&theirs->crumb_call),
-                 (unsigned long long)atomic_load(&theirs->crumb_op));
+    } else {
+        double waited = (double)(tide_now_ns() - wait->enqueued) / 1e9;
+        fab_peers_last_wait(p, peer, theirs);
+        snprintf(f.text, sizeof f.text, "rank %u waited %.3f s for rank %u in %s of call %llu (op %u); %s", f.rank, waited,
+                 peer, f.phase, (unsigned long long)f.call, wait->where->op, theirs);
+    }
     fab_peers_fail(p, &f, true);
 }
 
 void fab_peers_fail_death(fab_peers *p, uint32_t peer, const fab_waiting *wait)
 {
     tide_failure f = TIDE_FAILURE_INIT;
+    char who[96];
 
+    if (fab_peers_here(p, peer))
+        snprintf(who, sizeof who, "rank %u (process %lld) died", peer, (long long)p->pids[peer]);
+    else
+        snprintf(who, sizeof who, "rank %u (on another machine) died or cannot be reached", peer);
     f.code = TIDE_ERR_PEER_DEAD;
     f.rank = p->open->rank;
     f.peer = peer;
     if (wait) {
         f.call = wait->call;
         snprintf(f.phase, sizeof f.phase, "%s", wait->where->phase);
-        snprintf(f.text, sizeof f.text, "rank %u (process %lld) died; rank %u was in %s of call %llu (op %u)", peer,
-                 (long long)p->pids[peer], f.rank, f.phase, (unsigned long long)f.call, wait->where->op);
+        snprintf(f.text, sizeof f.text, "%s; rank %u was in %s of call %llu (op %u)", who, f.rank, f.phase,
+                 (unsigned long long)f.call, wait->where->op);
     } else {
         snprintf(f.phase, sizeof f.phase, "idle");
-        snprintf(f.text, sizeof f.text, "rank %u (process %lld) died; rank %u was idle", peer, (long long)p->pids[peer],
-                 f.rank);
+        snprintf(f.text, sizeof f.text, "%s; rank %u was idle", who, f.rank);
     }
-    fab_peers_fail(p, &f, false); /* every rank watches every process: each names its own wait */
+    fab_peers_fail(p, &f, false); /* every rank hears of every death: each names its own wait */
+}
+
+/* ---- ranks of other machines: what the link says, by its thread --------------------------------- */
+
+static void link_passed(void *peers, uint32_t count)
+{
+    fab_peers *p = peers;
+    for (uint32_t r = 0; r < p->open->n_ranks; r++)
+        if (!fab_peers_here(p, r))
+            atomic_store(&fab_peers_page(p, r)->barriers, count);
+    ring(p->own);
+}
+
+static void link_failed(void *peers, const tide_failure *failure)
+{
+    keep_failure(peers, failure);
+}
+
+/* Looking for the wait that it holds up takes a while: that is the watch's. */
+static void link_died(void *peers, uint32_t rank)
+{
+    fab_peers *p = peers;
+    uint32_t none = 0;
+    atomic_compare_exchange_strong(&p->lost, &none, rank + 1);
+    fab_peers_wake(p);
+}
+
+static bool link_has_left(void *peers, uint32_t rank)
+{
+    const fab_peers *p = peers;
+    return fab_peers_here(p, rank) && atomic_load(&fab_peers_page(p, rank)->closed);
+}
+
+static void link_where(void *peers, uint64_t *call, uint64_t *op)
+{
+    const fab_peers *p = peers;
+    *call = atomic_load(&p->own->crumb_call);
+    *op = atomic_load(&p->own->crumb_op);
+}
+
+static const fab_link_hooks link_hooks = {link_passed, link_failed, link_died, link_has_left, link_where};
+
+void fab_peers_called(fab_peers *p, uint64_t tag)
+{
+    p->calls.hash = tide_fnv_u64(p->calls.hash, tag);
+    if (++p->calls.sequence % FAB_LINK_EVERY == 0 && p->link)
+        fab_link_called(p->link, &p->calls);
 }
 
 /* ---- the watch ---------------------------------------------------------------------------------- */
+
+static void look_at_lost(fab_peers *p)
+{
+    uint32_t lost = atomic_exchange(&p->lost, 0);
+    if (lost && !fab_peers_failed(p))
+        p->hooks->died(p->device, lost - 1);
+}
 
 static void look_at_processes(fab_peers *p)
 {
@@ -297,8 +401,10 @@ static void *watch_main(void *argument)
             continue;
         if (p->watch_set[0].revents && read(p->watch_set[0].fd, &woken, sizeof woken) < 0 && errno != EAGAIN)
             return NULL;
-        if (!atomic_load(&p->stop))
+        if (!atomic_load(&p->stop)) {
             look_at_processes(p);
+            look_at_lost(p);
+        }
     }
     return NULL;
 }
@@ -325,7 +431,7 @@ int fab_peers_watch(fab_peers *p)
         uint32_t first = 0;
         while (p->pids[first] != p->pids[r])
             first++;
-        if (!p->pids[r] || first != r)
+        if (p->pids[r] <= 0 || first != r)
             continue;
         p->watch_set[r + 1].fd = (int)syscall(SYS_pidfd_open, p->pids[r], 0);
         if (p->watch_set[r + 1].fd < 0)
@@ -334,7 +440,7 @@ int fab_peers_watch(fab_peers *p)
                                     : tide_fail(TIDE_ERR_SYSTEM, "pidfd_open of rank %u: %s", r, strerror(errno));
         watched++;
     }
-    if (status != TIDE_OK || (!watched && !p->hooks->tick))
+    if (status != TIDE_OK || (!watched && !p->hooks->tick && !p->link))
         return status;
     p->watch_set[0].fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->watch_set[0].fd < 0)
@@ -346,5 +452,5 @@ int fab_peers_watch(fab_peers *p)
     if (status != 0)
         return tide_fail(TIDE_ERR_SYSTEM, "pthread_create: %s", strerror(status));
     p->watching = 1;
-    return TIDE_OK;
+    return p->link ? fab_link_start(p->link, &link_hooks, p) : TIDE_OK;
 }

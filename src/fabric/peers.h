@@ -1,6 +1,9 @@
 /*
- * peers.h - what the fabrics of one machine share: memory under a file descriptor, a control page a rank, the failure that
- * goes round on these pages, and the watch over the peers' processes.
+ * peers.h - what the fabrics share: memory under a file descriptor, a control page a rank, the failure that goes round on
+ * these pages, and the watch over the peers' processes.
+ *
+ * The page of a rank of another machine is a mirror in this process: nobody writes into it but this rank, as the link
+ * (link.h) tells.
  */
 #ifndef TIDE_PEERS_H
 #define TIDE_PEERS_H
@@ -8,7 +11,7 @@
 #include <poll.h>
 #include <pthread.h>
 
-#include "fabric/fabric.h"
+#include "fabric/link.h"
 
 /* Shared memory of one rank as this process sees it. Ranks of one process share the object, so it is counted. */
 typedef struct fab_memory {
@@ -18,6 +21,7 @@ typedef struct fab_memory {
     uint64_t bytes; /* mapped */
 } fab_memory;
 int fab_memory_create(const char *name, uint64_t bytes, fab_memory **out);
+int fab_memory_private(uint64_t bytes, fab_memory **out); /* zeroed, of this process alone, without a descriptor */
 void fab_memory_drop(fab_memory *m);
 /* C  memory[r] for every r of this machine with peers[r] != 0, and own; all or none. process: from fab_process. pids (may
  * be NULL): per rank, 0 for this process, negative and its own for a rank of another machine. */
@@ -69,7 +73,11 @@ typedef struct fab_peers {
     fab_memory *page;   /* own, until they have met */
     fab_memory **pages; /* per rank */
     fab_page *own;
-    int64_t *pids;      /* per rank; 0: this process */
+    int64_t *pids;      /* per rank; 0: this process; negative: on another machine */
+    uint64_t page_bytes;
+    fab_link *link;        /* NULL: all ranks are on this machine */
+    fab_link_calls calls;  /* made so far */
+    _Atomic uint32_t lost; /* 1 + rank that has died, says the link; for the watch */
     pthread_mutex_t lock;
     _Atomic int failed; /* code, once the own page's failure is complete */
     pthread_t watch;
@@ -92,6 +100,10 @@ static inline fab_page *fab_peers_page(const fab_peers *p, uint32_t rank)
 {
     return p->pages[rank]->base;
 }
+static inline bool fab_peers_here(const fab_peers *p, uint32_t rank)
+{
+    return fab_same_machine(p->open, rank);
+}
 static inline bool fab_peers_failed(fab_peers *p)
 {
     return atomic_load_explicit(&p->failed, memory_order_acquire) != 0;
@@ -110,6 +122,9 @@ int fab_peers_failure(fab_peers *p, tide_failure *out);
  * is one. The barrier verb. */
 int fab_peers_barrier(fab_peers *p, const char *phase);
 
+/* This rank makes its next call, with this tag. Ranks of other machines are compared now and then: the link. */
+void fab_peers_called(fab_peers *p, uint64_t tag);
+
 /* A wait that failed, or whose poster has died. */
 typedef struct fab_waiting {
     uint64_t call;
@@ -118,6 +133,8 @@ typedef struct fab_waiting {
 } fab_waiting;
 /* `peer`'s word is missing (TIDE_ERR_DEADLINE), or it made another call (TIDE_ERR_MISMATCH). */
 void fab_peers_fail_wait(fab_peers *p, int code, const fab_waiting *wait, uint32_t peer);
+/* "rank 3 last waited in call 6, op 6". One of another machine is asked, which takes up to half a second. */
+void fab_peers_last_wait(fab_peers *p, uint32_t peer, char text[96]);
 void fab_peers_fail_death(fab_peers *p, uint32_t peer, const fab_waiting *wait); /* NULL: nothing waited */
 
 #endif

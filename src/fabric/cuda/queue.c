@@ -315,8 +315,8 @@ void cuda_calls_destroy(fab_calls *c)
     tide_free(c);
 }
 
-/* Every rank writes down what it calls and then looks at what the others have written: of two that differ, the later one
- * sees it. */
+/* Every rank writes down what it calls and then looks at what the others of this machine have written: of two that differ,
+ * the later one sees it. */
 static int compare_calls(cuda_device *d, const fab_call_desc *desc)
 {
     static const fab_where where = {"begin", 0};
@@ -327,6 +327,7 @@ static int compare_calls(cuda_device *d, const fab_call_desc *desc)
     atomic_store(&own->sequence, 0);
     atomic_store(&own->tag, desc->tag);
     atomic_store(&own->sequence, sequence);
+    fab_peers_called(&d->peers, desc->tag);
     for (uint32_t r = 0; r < d->face.n_ranks; r++) {
         cuda_tag *other = &cuda_rank_page(d, r)->tags[at];
         uint64_t tag;

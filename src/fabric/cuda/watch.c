@@ -219,9 +219,9 @@ int cuda_fail_device(cuda_device *d)
 static void fail_handed_over(cuda_device *d, const cuda_stream *s, const cuda_target *first)
 {
     tide_failure f = TIDE_FAILURE_INIT;
-    fab_page *theirs = fab_peers_page(&d->peers, first->rank);
+    double waited = (double)(tide_now_ns() - first->wait.enqueued) / 1e9;
     const cuda_target *t = first;
-    char whom[96];
+    char whom[64], theirs[96]; /* names as many ranks as have room */
     size_t n = 0;
 
     while (n + sizeof ", 4294967295" < sizeof whom) {
@@ -235,11 +235,9 @@ static void fail_handed_over(cuda_device *d, const cuda_stream *s, const cuda_ta
     f.peer = first->rank;
     f.call = first->wait.call;
     snprintf(f.phase, sizeof f.phase, "%s", first->wait.where->phase);
-    snprintf(f.text, sizeof f.text,
-             "rank %u waited %.3f s for %s %s in %s of call %llu (op %u); rank %u last waited in call %llu, op %llu",
-             f.rank, (double)(tide_now_ns() - first->wait.enqueued) / 1e9, t == first ? "rank" : "one of ranks", whom,
-             f.phase, (unsigned long long)f.call, first->wait.where->op, first->rank, (unsigned long long)atomic_load(&theirs->crumb_call),
-             (unsigned long long)atomic_load(&theirs->crumb_op));
+    fab_peers_last_wait(&d->peers, first->rank, theirs);
+    snprintf(f.text, sizeof f.text, "rank %u waited %.3f s for %s %s in %s of call %llu (op %u); %s", f.rank, waited,
+             t == first ? "rank" : "one of ranks", whom, f.phase, (unsigned long long)f.call, first->wait.where->op, theirs);
     fab_peers_fail(&d->peers, &f, true);
 }
 
