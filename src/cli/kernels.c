@@ -381,7 +381,7 @@ static int check_batches(const cli *c, gpu *g)
         g->driver->MemFree(b.gpu.src);
     if (memory)
         g->driver->MemFreeHost(memory);
-    cuda_kernels_unload(b.host.kernels);
+    cuda_kernels_unload(b.host.kernels, false);
     return code;
 }
 
@@ -418,7 +418,7 @@ int cli_kernels(const cli *c)
             code = c->timed ? cli_kernels_bench(c, &g) : check_batches(c, &g);
         if (g.stream)
             g.driver->StreamDestroy(g.stream);
-        cuda_kernels_unload(g.kernels);
+        cuda_kernels_unload(g.kernels, false);
         g.driver->CtxPop(&popped);
     }
     g.driver->PrimaryRelease(device);

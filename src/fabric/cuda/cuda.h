@@ -117,7 +117,6 @@ struct fab_queue {
     cuda_tallies *tallies;
     cuda_tally *spare;
     int64_t now;   /* when the caller began the part that it is enqueueing */
-    int restless;  /* its streams would not come to rest: what they use is never freed */
 };
 
 struct fab_call {
@@ -172,6 +171,8 @@ typedef struct cuda_device {
     fab_queue *queues;
     _Atomic uint32_t busy; /* something may be under way: the watch looks again soon */
     _Atomic uint32_t restless; /* its streams have been given up: nobody waits for them again */
+    _Atomic uint32_t handed_over; /* streams of it have been in the extension's library, and may be when it has failed */
+    int64_t stuck_since;   /* the watch's: one has been there since the failure; 0: none */
 } cuda_device;
 
 static inline cuda_page *cuda_rank_page(const cuda_device *d, uint32_t rank)
@@ -201,6 +202,17 @@ static inline cu_result cuda_query(const cuda_device *d, cu_stream stream)
 static inline bool cuda_push_to_free(const cuda_device *d)
 {
     return d->driver->CtxPush(d->context) == CU_OK || d->driver->CtxPush(d->context) == CU_OK;
+}
+/* Of MemAlloc and MemHostAlloc; both wait for the GPU. 0 and NULL are fine. */
+static inline void cuda_free(const cuda_device *d, cu_ptr at)
+{
+    if (at && !cuda_gpu_given_up(d->gpu))
+        d->driver->MemFree(at);
+}
+static inline void cuda_free_host(const cuda_device *d, void *at)
+{
+    if (at && !cuda_gpu_given_up(d->gpu))
+        d->driver->MemFreeHost(at);
 }
 /* Sleeps a little longer each time. GPUs ring no futex, and a driver's own wait would not see a failure. */
 void cuda_nap(int64_t *ns);
@@ -269,9 +281,12 @@ extern const fab_peers_hooks cuda_peers_hooks;
 int cuda_failure(fab_device *d, tide_failure *out);
 int cuda_fail_face(fab_device *d, const tide_failure *failure);
 int cuda_fail_device(cuda_device *d); /* the driver has said why: the thread's last error */
-/* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest; false: they have not. One that
- * stands in the extension's library gets a second. */
-bool cuda_bring_to_rest(cuda_device *d, fab_queue *q);
+/* Ends all waits of the queue (NULL: of all queues) until its streams have come to rest. One that stands in the extension's
+ * library gets a second. If they do not, the GPU is given up. */
+void cuda_bring_to_rest(cuda_device *d, fab_queue *q);
+/* After a failure: until it is known of all ranks of this process on this GPU whether they come to rest. */
+void cuda_settle(cuda_device *d);
+void cuda_settled(cuda_device *d); /* this one */
 /* TIDE_OK: idle; 1: not yet; else an error of the device. Lock and context are the caller's business. */
 int cuda_queue_idle(fab_queue *q);
 

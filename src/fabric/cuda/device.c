@@ -248,6 +248,7 @@ static void cuda_close(fab_device *face)
         return;
     fab_peers_leave(&d->peers);
     fab_peers_clear(&d->peers);
+    cuda_settled(d);
     if (d->extension && d->extension->close) /* after the watch */
         d->extension->close(d);
     if (d->retained && cuda_push_to_free(d)) {
@@ -255,12 +256,11 @@ static void cuda_close(fab_device *face)
             d->driver->StreamDestroy(d->rescue);
             cuda_queues_give(d, 1);
         }
-        if (d->read_back)
-            d->driver->MemFreeHost(d->read_back);
-        cuda_kernels_unload(d->kernels);
+        cuda_free_host(d, d->read_back);
+        cuda_kernels_unload(d->kernels, cuda_gpu_given_up(d->gpu));
         cuda_pop(d);
     }
-    if (d->retained)
+    if (d->retained && !cuda_gpu_given_up(d->gpu))
         d->driver->PrimaryRelease(d->gpu);
     pthread_mutex_destroy(&d->lock);
     tide_free(d->same_gpu);

@@ -14,6 +14,9 @@ static cuda_driver machine;
 static int machine_status;
 static char machine_text[256];
 static _Atomic(const cuda_driver *) fake;
+enum { GPUS = 64 };
+static _Atomic uint64_t given_up; /* a bit a GPU */
+static _Atomic int unsettled[GPUS];
 
 /* A function pointer cannot be converted from what dlsym returns. */
 static int find(void *library, const char *name, void *field)
@@ -93,7 +96,28 @@ int cuda_driver_get(const cuda_driver **out)
 
 void cuda_driver_fake(const cuda_driver *driver)
 {
+    atomic_store(&given_up, 0); /* another driver's GPUs */
     atomic_store(&fake, driver);
+}
+
+void cuda_gpu_give_up(cu_dev gpu)
+{
+    atomic_fetch_or(&given_up, UINT64_C(1) << gpu % GPUS);
+}
+
+bool cuda_gpu_given_up(cu_dev gpu)
+{
+    return atomic_load(&given_up) >> gpu % GPUS & 1;
+}
+
+void cuda_gpu_unsettle(cu_dev gpu, int by)
+{
+    atomic_fetch_add(&unsettled[gpu % GPUS], by);
+}
+
+bool cuda_gpu_unsettled(cu_dev gpu)
+{
+    return atomic_load(&unsettled[gpu % GPUS]) > 0;
 }
 
 int cuda_check(const cuda_driver *driver, cu_result result, const char *what)

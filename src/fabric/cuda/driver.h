@@ -7,6 +7,7 @@
 #ifndef TIDE_CUDA_DRIVER_H
 #define TIDE_CUDA_DRIVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -213,6 +214,13 @@ typedef struct cuda_driver {
 int cuda_driver_get(const cuda_driver **out);
 /* Tests: stands in for the machine's driver until it is set to NULL. */
 void cuda_driver_fake(const cuda_driver *driver);
+/* A stream of this process stands still on the GPU for good. Whatever waits for the whole GPU would not return any more:
+ * freeing memory that streams have been able to use all along, unloading code, ending the context. It is left undone. */
+void cuda_gpu_give_up(cu_dev gpu);
+bool cuda_gpu_given_up(cu_dev gpu);
+/* Devices of this process with streams on the GPU of which that may yet be found out. */
+void cuda_gpu_unsettle(cu_dev gpu, int by); /* 1, -1 */
+bool cuda_gpu_unsettled(cu_dev gpu);
 /* TIDE_OK, or TIDE_ERR_* with "what: CUDA_ERROR_NAME (text)". */
 int cuda_check(const cuda_driver *driver, cu_result result, const char *what);
 

@@ -74,16 +74,16 @@ int cuda_kernels_load(const cuda_driver *driver, cu_context context, cuda_kernel
                 driver, driver->FuncSetAttribute(k->functions[i], CU_FUNC_MAX_DYNAMIC_SHARED, SHARED_LIMIT - 1024), names[i]);
     }
     if (status != TIDE_OK) {
-        cuda_kernels_unload(k);
+        cuda_kernels_unload(k, false);
         return status;
     }
     *out = k;
     return TIDE_OK;
 }
 
-void cuda_kernels_unload(cuda_kernels *k)
+void cuda_kernels_unload(cuda_kernels *k, bool in_use)
 {
-    if (k && k->module)
+    if (k && k->module && !in_use)
         k->driver->ModuleUnload(k->module);
     tide_free(k);
 }

@@ -12,7 +12,7 @@
  * driver anything. */
 typedef struct cuda_kernels cuda_kernels;
 int cuda_kernels_load(const cuda_driver *driver, cu_context context, cuda_kernels **out);
-void cuda_kernels_unload(cuda_kernels *k); /* NULL is fine */
+void cuda_kernels_unload(cuda_kernels *k, bool in_use); /* in_use: the code stays. NULL is fine */
 /* args: of the call, NULL when nothing in the batch depends on one. device_local: both sides are in this GPU. ctas: of
  * those ops that a kernel does. */
 int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, const void *const *args,

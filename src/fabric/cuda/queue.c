@@ -157,7 +157,9 @@ int cuda_queue_idle(fab_queue *q)
 
 void cuda_queue_stop(fab_queue *q)
 {
-    q->restless = !cuda_bring_to_rest(q->device, q);
+    cuda_bring_to_rest(q->device, q);
+    if (fab_peers_failed(&q->device->peers))
+        cuda_settle(q->device);
 }
 
 void cuda_queue_destroy(fab_queue *q)
@@ -191,15 +193,12 @@ void cuda_queue_destroy(fab_queue *q)
     for (int i = 0; i < 2; i++)
         if (q->bridge[i])
             d->driver->EventDestroy(q->bridge[i]);
-    if (q->crumbs && !q->restless)
-        d->driver->MemFreeHost(q->crumbs);
-    if (q->words && !q->restless) /* freeing waits for the GPU */
-        d->driver->MemFree(q->words);
+    cuda_free_host(d, q->crumbs);
+    cuda_free(d, q->words);
     while (q->tallies) {
         cuda_tallies *chunk = q->tallies;
         q->tallies = chunk->next;
-        if (!q->restless)
-            d->driver->MemFree(chunk->words);
+        cuda_free(d, chunk->words);
         tide_free(chunk);
     }
     if (pushed)
@@ -521,7 +520,7 @@ static int move_overlapping(fab_queue *q, cuda_stream *s, cu_ptr to, cu_ptr from
         cuda_nap(&ns);
     if (status == TIDE_OK)
         status = cuda_check(driver, now, "copying a shard");
-    driver->MemFree(between);
+    cuda_free(q->device, between);
     return status;
 }
 

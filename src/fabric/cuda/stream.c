@@ -224,6 +224,8 @@ int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t 
         return status;
     announce(q, s, targets, n, wait);
     s->handed_over = 1;
+    if (!atomic_exchange(&q->device->handed_over, 1))
+        cuda_gpu_unsettle(q->device->gpu, 1);
     return cuda_flush_all(q);
 }
 

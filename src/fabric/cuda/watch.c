@@ -110,13 +110,24 @@ static bool release_all(cuda_device *d, fab_queue *only, bool *stuck)
     return idle;
 }
 
-bool cuda_bring_to_rest(cuda_device *d, fab_queue *q)
+static void give_up(cuda_device *d, bool stuck)
+{
+    cuda_gpu_give_up(d->gpu);
+    if (!atomic_exchange(&d->restless, 1))
+        tide_log(0, "rank %u: streams of device %d do not come to rest%s", d->face.rank, d->open.device,
+                 stuck ? ": they stand in the network's library" : "");
+    cuda_settled(d);
+}
+
+void cuda_bring_to_rest(cuda_device *d, fab_queue *q)
 {
     int64_t ns = 0, begin = tide_now_ns(), limit;
     bool idle, stuck;
 
-    if (!cuda_push_to_free(d))
-        return false;
+    if (!cuda_push_to_free(d)) {
+        cuda_gpu_give_up(d->gpu);
+        return;
+    }
     for (;;) {
         if (d->extension->failed && fab_peers_failed(&d->peers))
             d->extension->failed(d);
@@ -129,11 +140,26 @@ bool cuda_bring_to_rest(cuda_device *d, fab_queue *q)
         cuda_nap(&ns);
     }
     cuda_pop(d);
-    idle = idle && !stuck;
-    if (!idle && !atomic_exchange(&d->restless, 1))
-        tide_log(0, "rank %u: streams of device %d do not come to rest%s", d->face.rank, d->open.device,
-                 stuck ? ": they stand in the network's library" : "");
-    return idle;
+    if (!idle || stuck)
+        give_up(d, stuck);
+}
+
+void cuda_settled(cuda_device *d)
+{
+    if (atomic_exchange(&d->handed_over, 0))
+        cuda_gpu_unsettle(d->gpu, -1);
+}
+
+void cuda_settle(cuda_device *d)
+{
+    int64_t ns = 0, end = tide_now_ns() + (int64_t)2 * STUCK_MS * 1000000;
+
+    while (cuda_gpu_unsettled(d->gpu) && !cuda_gpu_given_up(d->gpu)) {
+        if (tide_now_ns() >= end)
+            cuda_gpu_give_up(d->gpu);
+        else
+            cuda_nap(&ns);
+    }
 }
 
 /* ---- failures ----------------------------------------------------------------------------------- */
@@ -281,6 +307,19 @@ static int look_at_queues(cuda_device *d, bool *idle)
     return 0;
 }
 
+/* After a failure, whatever its caller does meanwhile. */
+static void settle(cuda_device *d, bool idle, bool stuck)
+{
+    if (idle && !stuck)
+        cuda_settled(d);
+    if (!stuck)
+        d->stuck_since = 0;
+    else if (!d->stuck_since)
+        d->stuck_since = tide_now_ns();
+    else if (tide_now_ns() - d->stuck_since >= (int64_t)STUCK_MS * 1000000)
+        give_up(d, true);
+}
+
 /* Looks again soon while anything is under way. */
 static int tick(void *device)
 {
@@ -301,6 +340,8 @@ static int tick(void *device)
     else
         found = look_at_queues(d, &idle);
     pthread_mutex_unlock(&d->lock);
+    if (fab_peers_failed(&d->peers))
+        settle(d, idle, stuck);
     if (x->poll && !idle && !found && !fab_peers_failed(&d->peers))
         x->poll(d);
     if (!idle)

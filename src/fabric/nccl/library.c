@@ -98,6 +98,6 @@ int nccl_check(const nccl_library *library, nccl_comm comm, nccl_result result, 
         return TIDE_OK;
     text = library->GetErrorString(result);
     last = library->GetLastError(comm);
-    return tide_fail(TIDE_ERR_SYSTEM, "%s: %s (%.200s)", what, text ? text : "an unknown error",
-                     last && *last ? last : "NCCL says no more");
+    return tide_fail(result == NCCL_REMOTE_ERROR ? TIDE_ERR_NETWORK : TIDE_ERR_SYSTEM, "%s: %s (%.200s)", what,
+                     text ? text : "an unknown error", last && *last ? last : "NCCL says no more");
 }

@@ -111,7 +111,8 @@ typedef struct nccl_library {
 int nccl_library_get(const nccl_library **out);
 /* Tests: stands in for the process' NCCL until it is set to NULL. */
 void nccl_library_fake(const nccl_library *library);
-/* TIDE_OK, or TIDE_ERR_* with "what: text of the result (NCCL's last error)". comm may be NULL. */
+/* TIDE_OK, or TIDE_ERR_NETWORK (NCCL_REMOTE_ERROR) or TIDE_ERR_SYSTEM with "what: text of the result (NCCL's last error)". comm
+ * may be NULL. */
 int nccl_check(const nccl_library *library, nccl_comm comm, nccl_result result, const char *what);
 
 #endif

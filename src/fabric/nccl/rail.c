@@ -226,6 +226,10 @@ static bool disconnect(cuda_device *d, fab_rail *r)
     return abort_now(d, r);
 }
 
+/* Rails that have been given up: a stream may still come to use what they hold. */
+static pthread_mutex_t lost_lock = PTHREAD_MUTEX_INITIALIZER;
+static fab_rail *lost;
+
 static void rail_destroy(fab_rail *r)
 {
     cuda_device *d;
@@ -247,6 +251,11 @@ static void rail_destroy(fab_rail *r)
         tide_log(0, "rank %u: lane %s: its communicator and %llu bytes of its arena are given up", d->face.rank, r->lane,
                  (unsigned long long)r->arena->allocated);
         cuda_arena_hold(r->arena);
+        pthread_mutex_lock(&lost_lock);
+        r->next = lost;
+        lost = r;
+        pthread_mutex_unlock(&lost_lock);
+        return;
     }
     pthread_mutex_destroy(&r->use);
     tide_free(r->node_of);
