@@ -110,7 +110,8 @@ TIDE_API void tide_log_set(tide_log_fn fn, void *context);
     X(multicast, TIDE_AUTO, 0, 1, "1: one write serves a node (host: one shared landing); 0: one a rank") \
     X(poison, 0, 0, 1, "1: fill a released landing with 0xFF, so that use after reshard shows")     \
     X(deadline_ms, 600000, 1, INT64_C(1) << 40, "milliseconds a wait may take from its enqueue")    \
-    X(target, 0, 0, 1, "what chunk and c_sum are chosen for: 0 CPU cores, 1 GPUs")
+    X(target, 0, 0, 1, "what chunk and c_sum are chosen for: 0 CPU cores, 1 GPUs")                  \
+    X(rail_ring, 0, 0, 65536, "puts and signals of a call to one peer and context (0: what the rail holds)")
 
 typedef struct tide_options {
     size_t size;
@@ -122,7 +123,7 @@ typedef struct tide_options {
 #define TIDE_OPTIONS_INIT                                                                           \
     {                                                                                               \
         sizeof(tide_options), 0, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 2,          \
-            TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 4, 2, INT64_C(8) << 20, TIDE_AUTO, 0, 600000, 0        \
+            TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 4, 2, INT64_C(8) << 20, TIDE_AUTO, 0, 600000, 0, 0     \
     }
 
 typedef struct tide_knob_info {
@@ -309,9 +310,10 @@ typedef struct tide_group tide_group;
  * and inbox are shared by the groups of one call. out receives n_groups handles, owned by the communicator
  * until tide_comm_destroy. Descriptions are read during the call only. Errors alike on all ranks, nothing stays
  * allocated and the communicator can be used further: TIDE_ERR_MISMATCH names group, parameter, field and ranks
- * ("group 1 'b' param 2 'head' dims[1]: 33 on ranks 0-2, 34 on rank 3"); TIDE_ERR_UNSUPPORTED (NCCL has no one-sided
- * transfers between these ranks) and TIDE_ERR_DEADLINE (a call of NCCL's did not return: names lane and call; its thread and
- * communicator are given up); also those of tide_plan_create, TIDE_ERR_SYSTEM. */
+ * ("group 1 'b' param 2 'head' dims[1]: 33 on ranks 0-2, 34 on rank 3"); TIDE_ERR_UNSUPPORTED: NCCL has no one-sided
+ * transfers between these ranks; or a call of a group has more puts and signals to one peer and context than the rail
+ * holds (rail_ring), the text then begins with "group 1 "; TIDE_ERR_DEADLINE (a call of NCCL's did not return: names lane
+ * and call; its thread and communicator are given up); also those of tide_plan_create, TIDE_ERR_SYSTEM. */
 TIDE_API int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, uint32_t n_groups,
                                 tide_group **out);
 

@@ -145,6 +145,74 @@ void comm_set_free(comm_set *set)
     tide_free(set);
 }
 
+/* ---- what a rail holds --------------------------------------------------------------------------- */
+
+/* One more message of a call to (peer, ctx). counts: of every node and context. */
+static int count_message(const tide_group *g, const char *call, uint32_t *counts, int32_t peer, uint16_t ctx,
+                         uint32_t most)
+{
+    const tide_comm *comm = g->set->comm;
+    uint32_t *n = &counts[(uint32_t)peer / comm->local * PLAN_RAIL_CONTEXTS + ctx];
+    char label[96];
+
+    if (++*n <= most)
+        return TIDE_OK;
+    return tide_fail(TIDE_ERR_UNSUPPORTED,
+                     "%s: its %s has more than %u puts and signals to rank %d in context %u, which is all that the rail "
+                     "holds: expected fewer passes (n_part %lld) or more contexts (n_ctx %lld)",
+                     comm_group_label(g, label), call, most, peer, ctx, (long long)g->set->plan->options.n_part,
+                     (long long)g->set->plan->options.n_ctx);
+}
+
+static int check_messages(const tide_group *g, const char *call, const schedule *s, uint32_t *counts, uint32_t most)
+{
+    int status = TIDE_OK;
+
+    memset(counts, 0, (size_t)g->set->comm->nodes * PLAN_RAIL_CONTEXTS * sizeof *counts);
+    for (uint32_t i = 0; i < s->n_puts && status == TIDE_OK; i++)
+        status = count_message(g, call, counts, s->puts[i].peer, s->puts[i].ctx, most);
+    for (uint32_t i = 0; i < s->n_ops; i++) {
+        const op *o = &s->ops[i];
+        if (o->kind != OP_SIGNAL || o->scope != SCOPE_RAIL)
+            continue;
+        for (uint32_t k = o->first; k < o->first + o->count && status == TIDE_OK; k++)
+            status = count_message(g, call, counts, s->posts[k].rank, s->posts[k].ctx, most);
+    }
+    return status;
+}
+
+/* Whether the rail takes a call of the group without making its caller wait: a ring of descriptors for each peer and
+ * context is all that stands between. Subsets of the parameters need no more than all of them. */
+static int check_rail(const tide_group *g)
+{
+    const tide_comm *comm = g->set->comm;
+    uint32_t most = comm->options.rail_ring ? (uint32_t)comm->options.rail_ring : comm->device->rail_ring;
+    const schedule_rs_options all = {NULL, g->plan->geo.grad_dtype, (int)comm->options.mode};
+    uint32_t *counts;
+    schedule s;
+    int status;
+
+    if (most == 0 || comm->nodes == 1)
+        return TIDE_OK;
+    counts = tide_calloc((size_t)comm->nodes * PLAN_RAIL_CONTEXTS, sizeof *counts);
+    if (!counts)
+        return TIDE_ERR_MEMORY;
+    status = schedule_build_ag(g->set->plan, g->index, comm->open.rank, &s);
+    if (status == TIDE_OK) {
+        status = check_messages(g, "all-gather", &s, counts, most);
+        schedule_clear(&s);
+    }
+    if (status == TIDE_OK && g->plan->geo.grad_dtype != TIDE_NONE) {
+        status = schedule_build_rs(g->set->plan, g->index, comm->open.rank, &all, &s);
+        if (status == TIDE_OK) {
+            status = check_messages(g, "reduce-scatter", &s, counts, most);
+            schedule_clear(&s);
+        }
+    }
+    tide_free(counts);
+    return status;
+}
+
 /* What one rank can do alone; needs no peer. */
 static int set_prepare(tide_comm *comm, const tide_group_desc *descs, uint32_t n_groups, tide_group **out,
                        comm_set **created)
@@ -176,6 +244,9 @@ static int set_prepare(tide_comm *comm, const tide_group_desc *descs, uint32_t n
         g->args = tide_calloc((size_t)g->plan->geo.n_params + 1, sizeof *g->args);
         if (!g->present || !g->args)
             return TIDE_ERR_MEMORY;
+        status = check_rail(g);
+        if (status != TIDE_OK)
+            return status;
     }
     return TIDE_OK;
 }

@@ -227,6 +227,8 @@ struct fab_device {
     int rail_mapped;      /* the rail reaches its peers through their memory as mapped here */
     int multicast;        /* one landing can serve a node */
     uint64_t granularity; /* arenas are rounded up to a multiple */
+    uint32_t rail_ring;   /* puts and signals to one peer and context that its rails hold at once; a call that has more
+                             would block the thread that enqueues it. 0: any number */
 };
 
 /* Collective opening of a device: ranks find each other through the all-gather callback. */

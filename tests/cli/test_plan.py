@@ -105,6 +105,7 @@ def test_knobs_arrive(tide):
         "multicast": 0,
         "poison": 0,
         "deadline_ms": 1000,
+        "rail_ring": 32,
     }
     words = [w for name, value in knobs.items() for w in (f"--{name.replace('_', '-')}", value)]
     plan = tide("plan", "--nodes", 8, "--local", 8, *words, "--json").json

@@ -224,7 +224,7 @@ static void test_bad_arguments_reach_all(void **state)
             {TIDE_ERR_UNSUPPORTED, "fabric: 7 is not built into this library, expected TIDE_FABRIC_HOST (0), "
                                    "TIDE_FABRIC_CUDA (1) or TIDE_FABRIC_NCCL (2)"},
             {TIDE_ERR_ARGUMENT, "node_size: 2 does not divide n_ranks 3"},
-            {TIDE_ERR_ARGUMENT, "options.size: 4, expected 144"},
+            {TIDE_ERR_ARGUMENT, "options.size: 4, expected 152"},
         };
         creation_init(&c, 3);
         switch (what) {
@@ -370,6 +370,71 @@ static void test_groups_disagree(void **state)
         assert_int_equal(t.told.status[r], TIDE_ERR_ARGUMENT);
         assert_string_equal(t.told.text[r] + (r == 2 ? 0 : strlen("rank 2: ")),
                             "group 1 n_params: 0 is not in 1..4096");
+    }
+}
+
+/* ---- calls that a rail does not take ---------------------------------------------------------------- */
+
+typedef struct ringing {
+    tide_options options;
+    uint32_t device; /* what the device says that its rails hold */
+    told told;
+} ringing;
+
+static int ring_body(threads_rank *rank)
+{
+    ringing *t = rank->context;
+    small_layer a, b;
+    tide_group_desc groups[2];
+    tide_group *g[2] = {NULL, NULL};
+    tide_comm_info info = {.size = sizeof info};
+    tide_comm *comm;
+
+    CHECK(small_comm(rank, 2, &t->options, &comm) == TIDE_OK);
+    comm->device->rail_ring = t->device;
+    small_init(&a, rank, "a", TIDE_BF16, TIDE_BF16, TIDE_NONE, 0);
+    small_init(&b, rank, "b", TIDE_BF16, TIDE_BF16, TIDE_BF16, 0);
+    groups[0] = a.desc;
+    groups[1] = b.desc;
+    tell(&t->told, rank->rank, tide_groups_create(comm, groups, 2, g));
+    CHECK((t->told.status[rank->rank] == TIDE_OK) == (g[1] != NULL));
+    if (!g[1]) { /* without the group that was refused */
+        CHECK(tide_comm_get_info(comm, &info) == TIDE_OK && info.arena_bytes == 0);
+        CHECK(tide_groups_create(comm, groups, 1, g) == TIDE_OK || t->device == 1);
+    }
+    CHECK(tide_comm_destroy(comm) == TIDE_OK);
+    return 0;
+}
+
+static void test_what_a_rail_holds(void **state)
+{
+    static const struct {
+        int64_t n_part, ring;
+        uint32_t device;
+        const char *refused; /* up to the peer */
+    } cases[] = {
+        {6, 0, 0, NULL}, /* any number */
+        {1, 0, 8, NULL},
+        {6, 0, 8, "group 1 'b': its reduce-scatter has more than 8 puts and signals to rank 2 in context 0"},
+        {6, 32, 8, NULL}, /* the knob goes before the device */
+        {6, 4, 0, "group 1 'b': its reduce-scatter has more than 4 puts and signals to rank 2 in context 0"},
+        {1, 0, 1, "group 0 'a': its all-gather has more than 1 puts and signals to rank 2 in context 0"},
+    };
+    static ringing t;
+    uint64_t live = tide_alloc_live();
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        t = (ringing){.options = TIDE_OPTIONS_INIT, .device = cases[i].device};
+        t.options.n_part = cases[i].n_part;
+        t.options.rail_ring = cases[i].ring;
+        assert_int_equal(threads_run(4, ring_body, &t), 0);
+        for (int r = 0; r < 4; r++) {
+            assert_int_equal(t.told.status[r], cases[i].refused ? TIDE_ERR_UNSUPPORTED : TIDE_OK);
+            if (cases[i].refused) /* rank 0's sentence on all */
+                assert_memory_equal(t.told.text[r] + (r == 0 ? 0 : strlen("rank 0: ")), cases[i].refused,
+                                    strlen(cases[i].refused));
+        }
+        assert_int_equal(tide_alloc_live(), live);
     }
 }
 
@@ -608,6 +673,7 @@ int main(void)
         cmocka_unit_test(test_creation_refuses),
         cmocka_unit_test(test_deadline_from_the_environment),
         cmocka_unit_test(test_groups_disagree),
+        cmocka_unit_test(test_what_a_rail_holds),
         cmocka_unit_test(test_digest_and_capabilities_disagree),
         cmocka_unit_test(test_views),
         cmocka_unit_test(test_adopt),

@@ -1,6 +1,9 @@
 /* open.c - opening the NCCL fabric. */
 #include "fabric/nccl/nccl.h"
 
+/* NCCL's network thread takes puts and signals from a ring for each peer and context; when one is full, who enqueues spins. */
+enum { RING = 32 };
+
 static int open_library(cuda_device *d)
 {
     const nccl_library *library;
@@ -38,5 +41,9 @@ int fab_nccl_open(const fab_open *desc, fab_device **out)
                                         .poll = nccl_poll,
                                         .failed = nccl_failed,
                                         .close = close_library};
-    return cuda_open_extended(desc, &nccl, out);
+    int status = cuda_open_extended(desc, &nccl, out);
+
+    if (status == TIDE_OK)
+        (*out)->rail_ring = RING;
+    return status;
 }
