@@ -279,6 +279,10 @@ typedef struct tide_comm_desc {
 } tide_comm_desc;
 #define TIDE_COMM_DESC_INIT { sizeof(tide_comm_desc), 0, 1, 0, TIDE_FABRIC_HOST, 0, NULL, NULL, NULL }
 
+/* L  Equal for two processes that can be ranks of one node: same machine since the same boot, same network namespace.
+ * node_size 0 goes by it. */
+TIDE_API uint64_t tide_host_identity(void);
+
 /* C  The struct, its options and its strings are read during the call only. Takes deadline_ms from the
  * environment variable TIDE_DEADLINE_MS where the program left it at its default. TIDE_MACHINE names a machine file
  * (`tide calibrate` writes one) whose rates the plans of this communicator are made with, each the worst of all ranks;

@@ -216,6 +216,8 @@ def _prototypes():
         getattr(lib, name).restype = c_int
     lib.tide_bootstrap_destroy.argtypes = [c_void_p]
     lib.tide_bootstrap_destroy.restype = None
+    lib.tide_host_identity.argtypes = []
+    lib.tide_host_identity.restype = c_uint64
     lib.tide_torch_offer.argtypes = [c_void_p]
     lib.tide_torch_offer.restype = None
     lib.tide_log_set.argtypes = [LOG, c_void_p]

@@ -85,7 +85,7 @@ static int agree_on_settings(tide_comm *comm, const tide_comm_desc *desc)
 
 static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
 {
-    uint64_t own = comm_host_identity(), *hosts = comm->machines;
+    uint64_t own = tide_host_identity(), *hosts = comm->machines;
     int status;
 
     status = fab_allgather(&comm->open, &own, hosts, sizeof own);

@@ -134,9 +134,7 @@ int comm_rates_agree(const fab_open *open, int64_t *scratch, plan_machine *m);
 
 /* ---- topology.c --------------------------------------------------------------------------------- */
 
-/* fab_machine, or what a test pretends it to be for the ranks of this thread. */
-uint64_t comm_host_identity(void);
-extern _Thread_local uint64_t comm_pretended_host; /* 0: none */
+extern _Thread_local uint64_t comm_pretended_host; /* of tide_host_identity, for the ranks of a test; 0: none */
 /* Ranks a node from every rank's machine. node_size 0: the machines decide. reason: one clause, alike on all ranks. */
 int comm_node_size(const uint64_t *hosts, uint32_t n_ranks, uint32_t node_size, uint32_t *local, char *reason,
                    size_t room);

@@ -5,7 +5,7 @@
 
 _Thread_local uint64_t comm_pretended_host;
 
-uint64_t comm_host_identity(void)
+uint64_t tide_host_identity(void)
 {
     return comm_pretended_host ? comm_pretended_host : fab_machine();
 }

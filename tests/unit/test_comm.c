@@ -101,7 +101,7 @@ static void test_nodes(void **state)
     for (int i = 0; i < 65; i++)
         many[i] = 7;
     assert_int_equal(comm_node_size(many, 65, 0, &local, reason, sizeof reason), TIDE_ERR_ARGUMENT);
-    assert_int_equal(comm_host_identity(), comm_host_identity());
+    assert_int_equal(tide_host_identity(), tide_host_identity());
 }
 
 static int info_body(threads_rank *rank)
