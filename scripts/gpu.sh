@@ -8,6 +8,7 @@
 #   kernels        every kernel against its twin in C
 #   check          tide check --fabric cuda
 #   lifetime       10,000 calls of two groups in the same slots; then with too few hardware queues, whatever comes of it
+#   calibrate      tide calibrate --fabric cuda: the log is a machine file
 #   tests          tests/gpu: FSDP2 on TIDE against stock FSDP2
 #   ops overlap train   the benches; their numbers also as JSON
 #   rivals         bench/ops.py: NCCL on windows and symmetric memory; with the NCCL of $NCCL_DIR/env.sh (.nccl) if there
@@ -38,7 +39,7 @@ limit_of() {
     if [ -n "$given" ]; then echo "$given"; return; fi
     case $1 in
     build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; kernels) echo 100 ;; check) echo 190 ;; lifetime) echo 240 ;;
-    tests) echo 300 ;; ops) echo 250 ;; rivals) echo 150 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
+    calibrate) echo 120 ;; tests) echo 300 ;; ops) echo 250 ;; rivals) echo 150 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
     esac
 }
 
@@ -87,6 +88,7 @@ run() {
         CUDA_DEVICE_MAX_CONNECTIONS=8 TIDE_CUDA_CONNECTIONS_UNCHECKED=1 \
             timeout -k 5 50 "$0" check --fabric cuda --lifetime --local 2 --deadline-ms 4000 || echo "ends with $?"
         exit $code' "$tide" ;;
+    calibrate) part calibrate "$tide" calibrate --fabric cuda ;;
     tests) part tests "$python" -m pytest -v -s --tb=no -rs -p no:cacheprovider --maxfail=12 tests/gpu ;;
     ops) part ops "$python" bench/ops.py --parts ag,rs,frontier --out "$out/ops.json" ;;
     rivals) part rivals sh -c '
@@ -99,7 +101,7 @@ run() {
     esac
 }
 
-[ $# -gt 0 ] || set -- build info driver-rules kernels check lifetime tests ops rivals overlap train demo
+[ $# -gt 0 ] || set -- build info driver-rules kernels check lifetime calibrate tests ops rivals overlap train demo
 for name in "$@"; do run "$name"; done
 echo
 echo "==== gpu.sh: $(($(date +%s) - began)) s$summary"

@@ -92,6 +92,7 @@ static const flag flags[] = {
      "equal parameters that make up a size (default 8)"},
     {"bench", 0, FLAG_BOOL, CMD_KERNELS, AT(timed), 0, 0, NULL, "measure rates and launch costs"},
     {"quick", 0, FLAG_BOOL, CMD_KERNELS, AT(quick), 0, 0, NULL, "few small batches, as for a memory checker"},
+    {"quick", 0, FLAG_BOOL, CMD_CALIBRATE, AT(quick), 0, 0, NULL, "few small calls: whether it runs; the values mean nothing"},
     {"seed", 0, FLAG_NUMBER, CMD_KERNELS, AT(seed), 0, INT64_MAX, "S", "of the random batches (default 1)"},
     {"models", 0, FLAG_BOOL, CMD_INFO, AT(models), 0, 0, NULL, "list the models and their parameters"},
     {"json", 0, FLAG_BOOL, CMD_SHAPED | CMD_INFO, AT(json), 0, 0, NULL, "one JSON object on standard output"},

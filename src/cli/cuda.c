@@ -25,6 +25,8 @@ typedef struct own {
     bool retained, pushed;
     cu_stream stream;
     void *pinned;
+    uint32_t *gate;        /* of the timer, NULL: not made here */
+    cu_event begin, end;   /* of the timer */
     block *blocks;
 } own;
 
@@ -70,6 +72,12 @@ void cli_cuda_close(cli_device *d)
         o->driver->MemFree(b->at);
         free(b);
     }
+    if (o->begin)
+        o->driver->EventDestroy(o->begin);
+    if (o->end)
+        o->driver->EventDestroy(o->end);
+    if (o->gate)
+        o->driver->MemFreeHost(o->gate);
     if (o->pinned)
         o->driver->MemFreeHost(o->pinned);
     if (o->stream)
@@ -199,6 +207,82 @@ int cli_cuda_finish(cli_device *d)
 {
     return finish(d->own);
 }
+
+/* ---- device time --------------------------------------------------------------------------- */
+
+static int timer_devices(cli_device *d)
+{
+    int count = 0;
+    (void)d;
+    return cli_cuda_count(&count) == TIDE_OK ? count : 0;
+}
+
+static int timer_sms(cli_device *d)
+{
+    const own *o = d->own;
+    int sms = 0;
+    return o->driver->DeviceGetAttribute(&sms, CU_ATTR_SM_COUNT, o->gpu) == CU_OK ? sms : 0;
+}
+
+/* A word of the host that the streams of all GPUs wait for. */
+static int timer_gate(cli_device *d, void **gate)
+{
+    own *o = d->own;
+    void *word;
+    int status = cuda_check(o->driver, o->driver->MemHostAlloc(&word, sizeof *o->gate, CU_HOSTALLOC_PORTABLE | CU_HOSTALLOC_MAPPED),
+                            "cuMemHostAlloc");
+    if (status != TIDE_OK)
+        return status;
+    o->gate = word;
+    *o->gate = 0;
+    *gate = o->gate;
+    return TIDE_OK;
+}
+
+static int timer_begin(cli_device *d, void *gate, uint32_t turn)
+{
+    own *o = d->own;
+    cu_stream_op wait = {.at = {.operation = CU_OP_WAIT_32, .value = turn, .flags = CU_WAIT_GEQ}};
+    int status = TIDE_OK;
+
+    if (!o->begin)
+        status = cuda_check(o->driver, o->driver->EventCreate(&o->begin, 0), "cuEventCreate");
+    if (status == TIDE_OK && !o->end)
+        status = cuda_check(o->driver, o->driver->EventCreate(&o->end, 0), "cuEventCreate");
+    if (status == TIDE_OK)
+        status = cuda_check(o->driver, o->driver->MemHostGetDevicePointer(&wait.at.address, gate, 0), "cuMemHostGetDevicePointer");
+    if (status == TIDE_OK)
+        status = cuda_check(o->driver, o->driver->StreamBatchMemOp(o->stream, 1, &wait, 0), "cuStreamBatchMemOp");
+    return status == TIDE_OK ? cuda_check(o->driver, o->driver->EventRecord(o->begin, o->stream), "cuEventRecord") : status;
+}
+
+static void timer_open(void *gate, uint32_t turn)
+{
+    __atomic_store_n((uint32_t *)gate, turn, __ATOMIC_RELEASE);
+}
+
+static int timer_end(cli_device *d, double *seconds)
+{
+    own *o = d->own;
+    float ms = 0;
+    int status = cuda_check(o->driver, o->driver->EventRecord(o->end, o->stream), "cuEventRecord");
+
+    if (status == TIDE_OK)
+        status = finish(o);
+    if (status == TIDE_OK)
+        status = cuda_check(o->driver, o->driver->EventElapsedTime(&ms, o->begin, o->end), "cuEventElapsedTime");
+    *seconds = (double)ms / 1e3;
+    return status;
+}
+
+static int timer_copy(cli_device *d, void *to, const void *from, size_t bytes)
+{
+    own *o = d->own;
+    return cuda_check(o->driver, o->driver->MemcpyAsync((cu_ptr)(uintptr_t)to, (cu_ptr)(uintptr_t)from, bytes, o->stream),
+                      "cuMemcpyAsync");
+}
+
+const cli_timer cli_cuda_timer = {timer_devices, timer_sms, timer_gate, timer_begin, timer_open, timer_end, timer_copy};
 
 /* A GPU's primary context is made when the first one asks for it and goes with the last. */
 void cli_cuda_keep(bool on)

@@ -14,6 +14,7 @@ void cli_cuda_release(cli_device *d, void *p);
 int cli_cuda_copy_in(cli_device *d, void *to, const void *host, size_t bytes);
 int cli_cuda_copy_out(cli_device *d, void *host, const void *from, size_t bytes);
 int cli_cuda_finish(cli_device *d);
+extern const cli_timer cli_cuda_timer;
 void cli_cuda_keep(bool on);
 bool cli_cuda_fits(const tide_topology *t, int gpus);
 int cli_cuda_count(int *count); /* TIDE_OK, or why there is no driver */

@@ -62,11 +62,13 @@ static void host_trouble(tide_comm *comm, const cli_trouble *t)
 
 const cli_fabric cli_fabrics[] = {
     {"host", TIDE_FABRIC_HOST, true, false, host_open, host_close, host_alloc, host_release, host_copy, host_copy,
-     host_finish, host_trouble, NULL, NULL},
+     host_finish, host_trouble, NULL, NULL, NULL},
     {"cuda", TIDE_FABRIC_CUDA, false, false, cli_cuda_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release,
-     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits},
+     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits,
+     &cli_cuda_timer},
     {"nccl", TIDE_FABRIC_NCCL, false, true, cli_nccl_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release,
-     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits},
+     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits,
+     &cli_cuda_timer},
 };
 const size_t cli_n_fabrics = sizeof cli_fabrics / sizeof cli_fabrics[0];
 

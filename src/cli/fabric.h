@@ -26,6 +26,19 @@ typedef struct cli_trouble {
     uint32_t rail_delay_us; /* each message of a rail waits up to this much, so that contexts overtake each other */
 } cli_trouble;
 
+/* Device time of what a stream is given. The verbs that can fail return as those below. */
+typedef struct cli_timer {
+    int (*devices)(cli_device *d);
+    int (*sms)(cli_device *d); /* streaming multiprocessors of d's */
+    /* A gate that ranks of one process are held by, until d is closed. */
+    int (*gate)(cli_device *d, void **gate);
+    /* Nothing that d->stream is given from here on runs before the gate is open for this turn (1, 2, ...); the clock starts then. */
+    int (*begin)(cli_device *d, void *gate, uint32_t turn);
+    void (*open)(void *gate, uint32_t turn); /* for all ranks' streams */
+    int (*end)(cli_device *d, double *seconds); /* waits for all that d->stream was given, and stops the clock behind it */
+    int (*copy)(cli_device *d, void *to, const void *from, size_t bytes); /* within the device */
+} cli_timer;
+
 /* The verbs that can fail return a TIDE_ERR code whose text is the library's last error. All are called in the rank's
  * thread. */
 struct cli_fabric {
@@ -47,6 +60,7 @@ struct cli_fabric {
     void (*keep)(bool on);
     /* Whether ranks of this topology can be threads of one process; NULL: any. */
     bool (*fits)(const tide_topology *t, int gpus);
+    const cli_timer *timer; /* NULL: calls are done when tide_wait returns, by the host's clock */
 };
 
 extern const cli_fabric cli_fabrics[]; /* the first one is the reference */

@@ -17,7 +17,7 @@ const cli_command cli_commands[] = {
      "the memory. Default: both collectives of --model llama-3.1-70b on --machine paper. step: a training step of\n"
      "FSDP2 with all layers, alone, against stock FSDP2 (--compare stock), or as a table (--sweep)."},
     {"calibrate", CMD_CALIBRATE, cli_calibrate, "", "measure this machine and write a machine file",
-     "Times calls of the library on the host fabric and prints the machine file with which the simulation takes as long,\n"
+     "Times calls of the library on a fabric and prints the machine file with which the simulation takes as long,\n"
      "then two collectives that nothing was taken from, measured and simulated. Keys of a machine file:\n" KEY_LIST},
     {"verify", CMD_VERIFY, cli_verify, "", "proofs: no race, no deadlock, every byte once, every sum N-way",
      "Proves op lists of all ranks over several calls, in four orders: every access ordered, every wait with an\n"

@@ -3,13 +3,14 @@
 import importlib
 import io
 import json
+import os
 import statistics
 import subprocess
 import sys
 
 import pytest
 
-from command import ROOT
+from command import ROOT, TIDE
 
 PAPER = (ROOT / "machines" / "paper.txt").read_text()
 
@@ -267,22 +268,56 @@ def test_plots_of_the_readme():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_calibrate(tide, tmp_path):
-    result = tide("calibrate", timeout=600)
-    assert (result.code, result.err) == (0, "")
+KEYS = [line.split("=")[0].strip() for line in PAPER.splitlines() if "=" in line.split("#")[0]]
+UNMEASURED = ["copy_cta_rate", "pack_rate", "ring_rate", "ring_ctas", "flops"]
+
+
+def calibrated(tide, tmp_path, text):
+    """A machine file that calibrate has written: every key measured or said not to be, read back, fit for the planner."""
     path = tmp_path / "m.txt"
-    path.write_text(result.out)
-    checks = [line for line in result.out.splitlines() if line.startswith("# check: ")]
+    path.write_text(text)
+    measured = [line.split("=")[0].strip() for line in text.splitlines() if "=" in line.split("#")[0]]
+    assert sorted(measured + UNMEASURED) == sorted(KEYS)
+    for key in UNMEASURED:
+        assert f"# {key}: not measured" in text
+    checks = [line for line in text.splitlines() if line.startswith("# check: ")]
     assert len(checks) == 4 and all("measured" in line and "simulated" in line for line in checks)
-    assert "# flops: not measured" in result.out
     document = tide("simulate", "--machine", path, "--local", 2, "--shard", "1M", "--json").json
     assert all(call["seconds"] > 0 for call in document["calls"])
+    assert tide("plan", "--machine", path, "--nodes", 2, "--json").json["k"] == 1
     assert tide("simulate", "step", "--machine", path).err.endswith(
         ": a step needs flops, pack_rate, ring_rate and ring_ctas\n"
     )
-    assert tide("calibrate", "--fabric", "cuda").err == (
-        "tide calibrate: --fabric: 'cuda': calibrating other fabrics than host is not built\n"
-    )
+    return dict(line.split("#")[0].split(" = ") for line in text.splitlines() if " = " in line.split("#")[0])
+
+
+def test_calibrate(tide, tmp_path):
+    result = tide("calibrate", "--quick")
+    assert (result.code, result.err) == (0, "")
+    machine = calibrated(tide, tmp_path, result.out)
+    assert int(machine["sms"]) == os.cpu_count()
+    assert tide("calibrate", "--fabric", "x").err == "tide calibrate: --fabric: 'x' is not built in, expected host, cuda or nccl\n"
+
+
+@pytest.mark.skipif(not TIDE.with_name("tide-fake").exists(), reason="make units builds tide-fake")
+@pytest.mark.parametrize("fabric", ["cuda", "nccl"])
+def test_calibrate_devices(tide, tmp_path, fabric):
+    """The device's side, over drivers without devices: what it does, not what it finds."""
+
+    def fake(**environment):
+        return subprocess.run(
+            [TIDE.with_name("tide-fake"), "calibrate", "--fabric", fabric, "--quick"],
+            capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
+        )  # fmt: skip
+
+    done = fake()
+    assert (done.returncode, done.stderr) == (0, "")  # 1: something was left behind in the driver
+    machine = calibrated(tide, tmp_path, done.stdout)
+    assert machine["sms"].strip() == "132" and f"{fabric} fabric: times of the devices" in done.stdout
+    done = fake(FAKE_DEVICES="1")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2, "", f"tide calibrate: --fabric: '{fabric}': copies to a peer need two devices, there is one\n"
+    )  # fmt: skip
 
 
 @pytest.fixture
