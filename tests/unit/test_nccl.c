@@ -15,6 +15,8 @@
 
 #include "../fakes/fake_nccl.h"
 #include "../harness/gpu_ranks.h"
+#include "comm/comm.h"
+#include "fabric/nccl/nccl.h"
 
 static gpu_job job_of(uint32_t nodes, uint32_t local)
 {
@@ -37,7 +39,8 @@ typedef void (*prepare)(void *context);
 /* What is left behind of both libraries, and whether the fault has come. */
 typedef struct left { int cuda, nccl; bool came; } left;
 
-static left run(gpu_job *j, const fake_cuda_options *c, const fake_nccl_options *n, prepare set, void *context)
+/* The ranks may find wrong bytes. */
+static left run_any(gpu_job *j, const fake_cuda_options *c, const fake_nccl_options *n, prepare set, void *context)
 {
     const cuda_driver *driver = fake_cuda_start(c);
     left l;
@@ -53,6 +56,12 @@ static left run(gpu_job *j, const fake_cuda_options *c, const fake_nccl_options 
     gpu_ranks_close(j);
     cuda_driver_fake(NULL);
     l.cuda = fake_cuda_stop();
+    return l;
+}
+
+static left run(gpu_job *j, const fake_cuda_options *c, const fake_nccl_options *n, prepare set, void *context)
+{
+    left l = run_any(j, c, n, set, context);
     for (uint32_t r = 0; r < j->n_ranks; r++) {
         if (j->wrong[r])
             fprintf(stderr, "rank %u: wrong bytes; told: %s\n", r, j->text[r]);
@@ -89,7 +98,7 @@ static void assert_told(const gpu_job *j, int status, const char *text)
 
 /* ---- right whatever the order -------------------------------------------------------------------- */
 
-static uint64_t seeds = 24;
+static uint64_t seeds = 16;
 
 static void test_seeds(void **state)
 {
@@ -246,8 +255,7 @@ static void test_failing_calls(void **state)
 {
     static const fault rows[] = {
         {fail_it, "ncclGroupStart", 1, NCCL_INTERNAL_ERROR}, {fail_it, "ncclGroupEnd", 6, NCCL_INVALID_USAGE},
-        {fail_it, "ncclPutSignal", 3, NCCL_TIMEOUT},         {fail_it, "ncclPutSignal", 9, NCCL_SYSTEM_ERROR},
-        {fail_it, "ncclSignal", 2, NCCL_INVALID_ARGUMENT},   {fail_it, "ncclWaitSignal", 1, NCCL_SYSTEM_ERROR},
+        {fail_it, "ncclPutSignal", 3, NCCL_TIMEOUT},         {fail_it, "ncclSignal", 2, NCCL_INVALID_ARGUMENT},
         {fail_it, "ncclWaitSignal", 14, NCCL_SYSTEM_ERROR},
     };
     (void)state;
@@ -277,7 +285,7 @@ static void test_failing_end(void **state)
 static void test_lost_signal(void **state)
 {
     (void)state;
-    for (uint64_t n = 1; n <= 9; n += 4) {
+    for (uint64_t n = 1; n <= 6; n += 5) {
         gpu_job j;
         assert_true(run_fault(&j, 1, 300, (fault){lose_signal, NULL, n, 0}).came);
         assert_told(&j, TIDE_ERR_DEADLINE, " waited 0.");
@@ -333,6 +341,99 @@ static void test_abort(void **state)
     assert_true(l.cuda > 0 && l.nccl == 2); /* rank 0's lane, window, and what is freed with the whole GPU at rest only */
 }
 
+/* ---- what the signals are for ------------------------------------------------------------------- */
+
+/* The rail with one thing left out: from the waits or the signals of one index, on all ranks. */
+typedef struct mutant {
+    const char *name;
+    int waits, sig;
+} mutant;
+static mutant now;
+static fab_rail_verbs mutant_verbs;
+
+static uint32_t filter(const fab_rail_post *posts, uint32_t n, int sig, fab_rail_post *out)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (posts[i].sig != sig)
+            out[kept++] = posts[i];
+    return kept;
+}
+
+static int mutant_signal(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n,
+                         const fab_where *where)
+{
+    fab_rail_post kept[64];
+    n = filter(posts, n, now.waits ? -1 : now.sig, kept);
+    return n ? nccl_rail_verbs.signal(r, stream, call, kept, n, where) : TIDE_OK;
+}
+
+static int mutant_wait(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n, int check,
+                       const fab_where *where)
+{
+    fab_rail_post kept[64];
+    n = filter(posts, n, now.waits ? now.sig : -1, kept);
+    return n ? nccl_rail_verbs.wait(r, stream, call, kept, n, check, where) : TIDE_OK;
+}
+
+static int act_mutant(gpu_job *j, uint32_t r, gpu *g, small_layer *layers, tide_group **groups)
+{
+    int status = gpu_tell(j, r, gpu_adopt(g, &layers[0], groups[0]));
+
+    j->comm[r]->device->rail = &mutant_verbs;
+    for (int i = 0; i < j->calls && status == TIDE_OK; i++)
+        status = gpu_round(j, r, g, layers, groups, i * GPU_LAYERS);
+    return status;
+}
+
+/* A run in which somebody found wrong bytes, or was told of a failure. */
+static bool shows(uint64_t seed, uint32_t nodes)
+{
+    fake_cuda_options c = gpus(nodes, seed);
+    fake_nccl_options n = FAKE_NCCL_OPTIONS;
+    gpu_job j = job_of(nodes, 1);
+    bool shown = false;
+    n.delay = 1 + (uint32_t)(seed % 40);
+    j.act = act_mutant;
+    j.calls = 3;
+    j.options.deadline_ms = now.name ? 400 : 20000;
+    j.options.head_bytes = 64;
+    j.options.k = 1 + (int64_t)(seed % 2);
+    run_any(&j, &c, &n, NULL, NULL);
+    for (uint32_t r = 0; r < j.n_ranks; r++)
+        shown |= j.wrong[r] || j.status[r] != TIDE_OK;
+    return shown;
+}
+
+/* Without a credit, a go, or the wait for what arrives, some order gives wrong bytes or a wait that does not end; the whole
+ * rail never does. A go that nobody waits for changes no byte: it paces the rounds. */
+static void test_mutants(void **state)
+{
+    static const mutant mutants[] = {
+        {"credits are not sent", 0, SIG_CREDIT},
+        {"credits are not waited for", 1, SIG_CREDIT},
+        {"gos are not sent", 0, SIG_GO},
+        {"heads and blocks are not waited for", 1, SIG_HEAD},
+        {"tails are not waited for", 1, SIG_TAIL},
+    };
+    enum { TRIES = 60 };
+    (void)state;
+    mutant_verbs = nccl_rail_verbs;
+    mutant_verbs.signal = mutant_signal;
+    mutant_verbs.wait = mutant_wait;
+    now = (mutant){NULL, 0, -1};
+    for (uint64_t seed = 1; seed <= 12; seed++)
+        assert_false(shows(seed, 2 + seed % 4));
+    for (size_t i = 0; i < sizeof mutants / sizeof mutants[0]; i++) {
+        uint64_t seed = 1;
+        now = mutants[i];
+        while (seed <= TRIES && !shows(seed, 2 + seed % 4))
+            seed++;
+        printf("%s: shows in run %llu\n", now.name, (unsigned long long)seed);
+        assert_true(seed <= TRIES);
+    }
+}
+
 int main(int n_arguments, char **arguments)
 {
     const struct CMUnitTest long_run[] = {cmocka_unit_test(test_seeds)};
@@ -343,6 +444,7 @@ int main(int n_arguments, char **arguments)
         cmocka_unit_test(test_failing_calls),  cmocka_unit_test(test_failing_end),
         cmocka_unit_test(test_lost_signal),    cmocka_unit_test(test_lost_completion),
         cmocka_unit_test(test_reported_error), cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_mutants),
     };
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     if (n_arguments > 1) {

@@ -234,9 +234,12 @@ static void rail_destroy(fab_rail *r)
 {
     cuda_device *d;
     nccl_device *n;
+    bool given_up;
+    char said[512]; /* why it is destroyed, perhaps: what goes wrong here is of less interest */
 
     if (!r)
         return;
+    snprintf(said, sizeof said, "%s", tide_last_error());
     d = device_of(r);
     n = nccl_of(d);
     pthread_mutex_lock(&n->lock);
@@ -247,7 +250,9 @@ static void rail_destroy(fab_rail *r)
         }
     }
     pthread_mutex_unlock(&n->lock);
-    if (r->comm && !disconnect(d, r)) {
+    given_up = r->comm && !disconnect(d, r);
+    tide_fail(TIDE_ERR_SYSTEM, "%s", said);
+    if (given_up) {
         tide_log(0, "rank %u: lane %s: its communicator and %llu bytes of its arena are given up", d->face.rank, r->lane,
                  (unsigned long long)r->arena->allocated);
         cuda_arena_hold(r->arena);

@@ -148,10 +148,10 @@ void nccl_leave(nccl_job *j)
         job_free(j);
 }
 
-/* Whether a rank of this machine has said that it will not finish making this rail. */
+/* Whether a rank of this rail and machine has said that it will not finish making it. */
 static bool given_up(const cuda_device *d, uint64_t set_up)
 {
-    for (uint32_t r = 0; r < d->face.n_ranks; r++)
+    for (uint32_t r = d->face.rank % d->face.node_size; r < d->face.n_ranks; r += d->face.node_size)
         if (fab_same_machine(&d->open, r) && atomic_load(&cuda_rank_page(d, r)->set_up_failed) >= set_up)
             return true;
     return false;
