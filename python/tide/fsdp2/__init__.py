@@ -20,7 +20,7 @@ def _flag(name):
     return os.environ.get(name, "0") not in ("", "0")
 
 
-def install(model, *, strict=False, node_size=None, options=None, check_every=0, private=(), poison=False):
+def install(model, *, strict=False, node_size=None, options=None, check_every=0, private=(), poison=False, fabric=None):
     """C  Puts the FSDP2 parameter groups of `model` on TIDE; returns report(model).
 
     strict       a group that would stay on stock FSDP2 is an error (also TIDE_STRICT=1)
@@ -29,6 +29,7 @@ def install(model, *, strict=False, node_size=None, options=None, check_every=0,
     check_every  compare every n-th call of a group with stock FSDP2 (also TIDE_CHECK_EVERY); 0: never
     private      names of modules that get a landing of their own
     poison       fill released landings with 0xFF, so that a weight used after reshard shows
+    fabric       "auto": CPU ranks: host; GPUs of one machine: cuda; of several: nccl; each also by name (also TIDE_FABRIC)
 
     TIDE_DISABLE=1 leaves every group on stock. Errors are TideErrors, alike on all ranks; nothing is then changed.
     """
@@ -44,6 +45,7 @@ def install(model, *, strict=False, node_size=None, options=None, check_every=0,
         options=knobs,
         check_every=check_every or int(os.environ.get("TIDE_CHECK_EVERY", "0")),
         private=private,
+        asked=fabric or os.environ.get("TIDE_FABRIC") or "auto",
     )
     return report(model)
 

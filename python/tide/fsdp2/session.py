@@ -2,6 +2,7 @@
 back."""
 
 import os
+import re
 import weakref
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from tide import _lib
 from tide import comm as tide_comm
 from tide._lib import TideError, code_of
-from tide.fsdp2 import hooks, memory, order, support
+from tide.fsdp2 import exchange, fabric, hooks, memory, order, support
 from tide.fsdp2.binding import Binding, Counters, Slot, Stock
 
 installations = weakref.WeakKeyDictionary()  # module -> Installation
@@ -55,31 +56,15 @@ def _environment():
     }
 
 
-def _exchange_bytes(process_group):
-    def exchange(data):
-        device = "cpu" if "gloo" in str(dist.get_backend(process_group)) else torch.accelerator.current_accelerator()
-        given = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-        out = [torch.empty_like(given) for _ in range(process_group.size())]
-        dist.all_gather(out, given, group=process_group)
-        return b"".join(t.cpu().numpy().tobytes() for t in out)
-
-    return exchange
-
-
-def _exchange_objects(process_group, mine):
-    out = [None] * process_group.size()
-    dist.all_gather_object(out, mine, group=process_group)
-    return out
-
-
 class Installation:
-    def __init__(self, model, strict, node_size, options, check_every, private):
-        self.model = weakref.ref(model)
+    def __init__(self, model, strict, node_size, options, check_every, private, asked):
+        self.model, self.asked = weakref.ref(model), fabric.check(asked)
         self.strict, self.node_size, self.options = strict, node_size, {**_environment(), **(options or {})}
         self.check_every, self.private = check_every, tuple(private)
         tide_comm.make_options(self.options)  # a bad knob is an error before anything else happens
         self.bindings, self.comms, self.counted = [], [], []
         self.landing, self.slot, self.kept = {}, {}, {}
+        self.fabric, self.not_node_major = {}, {}  # by group: its fabric; why its nodes are single ranks, or None
         self.steps, self.at_step, self.last_step = 0, Counters(), Counters()
         self.retired = Counters()  # of bindings that a new plan replaced
         self.setup()
@@ -161,31 +146,26 @@ class Installation:
             )
 
     def _make_all(self, groups, reasons):
-        """({group: (handle, spec)}, reasons). A communicator that the GPUs here cannot have (no peer access, too few
-        hardware queues, a library without CUDA) leaves its groups on stock, HSDP's replicas of them too."""
-        made, refused = {}, {}
-        comms = {}
+        """({group: (handle, spec)}, reasons). What the library refuses, a communicator (no peer access, an NCCL that is too
+        old) or a group of it (too many puts), leaves its groups on stock, HSDP's replicas of them too."""
+        made, refused, comms = {}, {}, {}
         for pg, members in self._by_process_group(groups, reasons).items():
-            try:
-                made.update(self._make_groups(pg, members))
+            some = self._make_groups(pg, members, refused)
+            made.update(some)
+            if some:
                 comms[pg] = self.comms[-1]
-            except TideError as error:
-                if members[0][0].device.type == "cpu" or error.code != code_of("TIDE_ERR_UNSUPPORTED"):
-                    raise
-                refused.update((group, str(error)) for group, _ in members)
-        if all(group.device.type == "cpu" for group, _ in groups):
-            return made, reasons
         agreed = self._agree(groups, refused)
         self._be_strict(groups, agreed)
         for pg, members in self._by_process_group(groups, reasons).items():
-            stay = [member for member in members if agreed[member[0]] is None]
-            if pg in comms and len(stay) < len(members):
-                for group, _ in members:
+            was = [member for member in members if member[0] in made]
+            stay = [member for member in was if agreed[member[0]] is None]
+            if len(stay) < len(was):
+                for group, _ in was:
                     del made[group]
                 self.comms.remove(comms[pg])
                 comms[pg].destroy()
                 if stay:
-                    made.update(self._make_groups(pg, stay))
+                    made.update(self._make_comm(pg, stay))
         return made, agreed
 
     @staticmethod
@@ -223,7 +203,12 @@ class Installation:
                     f"install: {name} holds a gradient that has not been reduced: install between steps",
                     code_of("TIDE_ERR_STATE"),
                 )
-            mine[group] = disabled or refused.get(group) or support.group_reason(group)
+            mine[group] = (
+                disabled
+                or refused.get(group)
+                or support.group_reason(group)
+                or fabric.misfit(self.asked, group.device.type)
+            )
         for kind in (FSDPMeshInfo, HSDPMeshInfo):
             process_groups = {}
             for group, name in groups:
@@ -237,8 +222,13 @@ class Installation:
             for pg, members in process_groups.items():
                 told = [(name, mine[group], _signature(group)) for group, name in members]
                 ranks = dist.get_process_group_ranks(pg)
-                everyone = _exchange_objects(pg, told)
-                for rank, theirs in zip(ranks, everyone):
+                everyone, asked, machines = zip(*exchange.of_objects(pg, (told, self.asked, fabric.machine())))
+                for rank, theirs, other in zip(ranks, everyone, asked):
+                    if other != asked[0]:
+                        raise TideError(
+                            f"install: fabric: {other!r} on rank {rank}, {asked[0]!r} on rank {ranks[0]}",
+                            code_of("TIDE_ERR_MISMATCH"),
+                        )
                     if [row[::2] for row in theirs] != [row[::2] for row in everyone[0]]:
                         raise TideError(
                             f"install: rank {rank} has other parameter groups than rank {ranks[0]}: "
@@ -247,6 +237,8 @@ class Installation:
                         )
                 for k, (group, _) in enumerate(members):
                     mine[group] = _one_reason(ranks, [theirs[k][1] for theirs in everyone])
+                    if kind is FSDPMeshInfo:
+                        self.fabric[group] = fabric.choose(self.asked, group.device.type, machines)
         return mine
 
     def _by_process_group(self, groups, reasons):
@@ -260,7 +252,21 @@ class Installation:
                 result.setdefault(key, []).append((group, name))
         return result
 
-    def _make_groups(self, process_group, members):
+    def _make_groups(self, process_group, members, refused):
+        """{group: (handle, spec)} of those that the library takes; the others come into `refused` with its sentence."""
+        while members:
+            try:
+                return self._make_comm(process_group, members)
+            except TideError as error:
+                if error.code != code_of("TIDE_ERR_UNSUPPORTED"):
+                    raise
+                named = _refused_group(error)
+                out = members if named is None else [members[named]]
+                refused.update((group, str(error)) for group, _ in out)
+                members = [member for member in members if member not in out]
+        return {}
+
+    def _make_comm(self, process_group, members):
         ranks = dist.get_process_group_ranks(process_group)
         groups = [group for group, _ in members]
         size_of = _landing_size(len(ranks))
@@ -268,23 +274,18 @@ class Installation:
             self.units, self.roots, groups, size_of, self.kept, self.options.get("ring_slots"), self.private
         )
         specs = [_spec(group, name, group in ring) for group, name in members]
-        shared = [Slot() for _ in range(slots)]
-        for group in groups:
-            self.slot[group] = shared[ring.index(group) % slots] if group in ring else Slot()
-            self.landing[group] = (
-                f"ring slot {ring.index(group) % slots}" if group in ring else f"private: {why[group]}"
-            )
-        fabric, device = tide_comm.FABRIC_HOST, 0
+        device = 0
         if groups[0].device.type == "cuda":
             index = groups[0].device.index
-            fabric, device = tide_comm.FABRIC_CUDA, torch.cuda.current_device() if index is None else index
+            device = torch.cuda.current_device() if index is None else index
+        local, not_node_major = _local_size(ranks, self.node_size)
         comm = tide_comm.Comm(
             process_group.rank(),
             len(ranks),
-            _exchange_bytes(process_group),
-            node_size=_local_size(ranks, self.node_size),
+            exchange.of_bytes(process_group),
+            node_size=local,
             options={**self.options, "ring_slots": slots},
-            fabric=fabric,
+            fabric=self.fabric[groups[0]],
             device=device,
         )
         self.comms.append(comm)
@@ -294,6 +295,13 @@ class Installation:
             self.comms.remove(comm)
             comm.destroy()
             raise
+        shared = [Slot() for _ in range(slots)]
+        for group in groups:
+            self.slot[group] = shared[ring.index(group) % slots] if group in ring else Slot()
+            self.landing[group] = (
+                f"ring slot {ring.index(group) % slots}" if group in ring else f"private: {why[group]}"
+            )
+            self.not_node_major[group] = not_node_major
         return dict(zip(groups, zip(made, specs)))
 
     # ---- between steps -----------------------------------------------------------------------------------------------
@@ -352,13 +360,13 @@ class Installation:
         groups = [group for unit in self.units for group in unit.groups]
         for b, group in zip(self.bindings, groups):
             if b.on_tide:
-                path = b.group.path
+                path, not_node_major = b.group.path, self.not_node_major[group]
                 shards = "adopted" if b.adopts else f"cast from {str(b.shard_dtype).removeprefix('torch.')}"
                 rows.append(
                     GroupReport(
                         b.name,
                         "tide " + path.path.decode(),
-                        path.reason.decode(),
+                        path.reason.decode() + (f" ({not_node_major})" if not_node_major else ""),
                         path.all_gathers,
                         path.reduce_scatters,
                         self.landing[group],
@@ -375,10 +383,17 @@ class Installation:
         return rows
 
 
+_OTHER_RANK = re.compile(r"^rank (\d+): ")
+
+
 def _one_reason(ranks, reasons):
-    """The same sentence on all ranks; with the ranks' numbers when they do not give the same one."""
+    """The same sentence on all ranks; with the ranks' numbers when they do not give the same one. What one rank's library
+    has told all others comes from these with "rank <in the group>: " in front."""
     if len(set(reasons)) == 1:
         return reasons[0]
+    if None not in reasons and len({_OTHER_RANK.sub("", reason) for reason in reasons}) == 1:
+        where, reason = next((m[1], r[m.end() :]) for r in reasons if (m := _OTHER_RANK.match(r)))
+        return f"rank {ranks[int(where)]}: {reason}"
     first = {}
     for rank, reason in zip(ranks, reasons):
         if reason is not None:
@@ -430,10 +445,25 @@ def _landing_size(ranks):
 
 
 def _local_size(ranks, node_size):
-    """Ranks a node of one shard group when the job has node_size ranks a node; 0: the machines decide."""
+    """(ranks a node of one shard group when the job has node_size ranks a node, why that is 1 though they share nodes); 0:
+    the machines decide."""
     if not node_size:
-        return 0
+        return 0, None
     nodes = [rank // node_size for rank in ranks]
-    counts = {nodes.count(node) for node in nodes}
-    contiguous = nodes == sorted(nodes)
-    return counts.pop() if len(counts) == 1 and contiguous else 1
+    for k, node in enumerate(nodes):
+        if node in nodes[:k] and nodes[k - 1] != node:
+            first = nodes.index(node)
+            return 1, (
+                f"ranks are not node-major: ranks {ranks[first]} and {ranks[k]} share node {node}, rank {ranks[k - 1]} "
+                "between them does not"
+            )
+    counts = [nodes.count(node) for node in sorted(set(nodes))]
+    if len(set(counts)) > 1:
+        return 1, f"nodes hold different numbers of its ranks: {', '.join(map(str, counts))}"
+    return counts[0], None
+
+
+def _refused_group(error):
+    """Index of the group that the library's sentence is about; None: it is about the communicator."""
+    named = re.match(r"group (\d+) ", _OTHER_RANK.sub("", str(error)))
+    return int(named[1]) if named else None
