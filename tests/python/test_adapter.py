@@ -93,6 +93,28 @@ def test_tensors_over_the_arena(pool, node_size):
     pool.run(shards_are_tensors, node_size)
 
 
+def assigned(node_size):
+    """load_state_dict(assign=True) puts other memory under the parameters; the next all-gather moves it into the arena,
+    which is what a network has registered."""
+    stock, model = (net(mp_policy=t.PURE, mesh=t.mesh(2, 2, names=("replicate", "shard"))) for _ in range(2))
+    tide.fsdp2.install(model, node_size=node_size, strict=True)
+    arena = {name: p._local_tensor.data_ptr() for name, p in model.named_parameters()}
+    for step in range(3):
+        for m in (stock, model):
+            state = {name: nn.Parameter(-p.detach().clone()) for name, p in m.state_dict().items()}
+            m.load_state_dict(state, assign=True)
+        assert all(p._local_tensor.data_ptr() != arena[name] for name, p in model.named_parameters())
+        t.same(t.plain_step(model, step), t.plain_step(stock, step))
+        assert {name: p._local_tensor.data_ptr() for name, p in model.named_parameters()} == arena
+        assert tide.fsdp2.stats(model)["total"].adopted == (step + 2) * len(arena)
+    assert all(g.shards == "adopted" for g in tide.fsdp2.report(model))
+    tide.fsdp2.uninstall(model)
+
+
+def test_assigned_shards_move_into_the_arena(pool):
+    pool.run(assigned, 1)
+
+
 def counted():
     model = net()
     report = tide.fsdp2.install(model, node_size=2)
