@@ -1,5 +1,6 @@
 #!/bin/sh
-# install_test.sh - installs into a temporary prefix and builds and runs examples/gather.c against it, shared and static.
+# install_test.sh - installs into a temporary prefix and builds and runs the examples against it: gather.c shared and static,
+# mpi.c where there is MPI.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
@@ -49,6 +50,20 @@ LD_LIBRARY_PATH=$prefix/lib "$work/gather_shared" > "$work/out" || fail "the sha
 [ "$(tail -n 1 "$work/out")" = "gather: ok" ] || fail "the shared example said: $(cat "$work/out")"
 "$work/gather_static" > "$work/out" || fail "the static example failed: $(cat "$work/out")"
 [ "$(tail -n 1 "$work/out")" = "gather: ok" ] || fail "the static example said: $(cat "$work/out")"
+
+if command -v mpicc > /dev/null && command -v mpirun > /dev/null; then
+    # shellcheck disable=SC2086
+    OMPI_CC=$cc MPICH_CC=$cc mpicc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror "$root/examples/mpi.c" $cflags $libs -o "$work/mpi"
+    # Open MPI's leave to run as root, and with more ranks than cores.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+    for node_size in 0 2; do
+        LD_LIBRARY_PATH=$prefix/lib mpirun -n 4 "$work/mpi" $node_size > "$work/out" 2>&1 || fail "the MPI example failed: $(cat "$work/out")"
+        [ "$(tail -n 1 "$work/out")" = "mpi: ok" ] || fail "the MPI example said: $(cat "$work/out")"
+        echo "mpi: $(head -n 1 "$work/out")"
+    done
+else
+    echo "examples/mpi.c not run: no mpicc"
+fi
 
 # The shared library exports what the header declares, and nothing else.
 nm -D --defined-only "$prefix/lib/libtide.so" | awk '$2 == "T" {print $3}' | sort > "$work/exported"
