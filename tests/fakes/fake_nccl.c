@@ -401,7 +401,7 @@ nccl_result fake_nccl_CommInitRankConfig(nccl_comm *comm, int n_ranks, nccl_id i
             r = fake_nccl_refuse(NCCL_INTERNAL_ERROR, "ncclCommInitRankConfig: not all ranks have come");
         else if (q->wrong != NCCL_OK)
             r = fake_nccl_refuse(q->wrong, "%s", q->why);
-        c->gone = c->aborted = r != NCCL_OK;
+        c->gone = c->aborting = r != NCCL_OK;
         if (r == NCCL_OK)
             *comm = c;
     }
@@ -433,7 +433,7 @@ nccl_result fake_nccl_CommQueryProperties(nccl_comm comm, nccl_properties *prope
 static bool quiet(const void *context)
 {
     const struct nccl_comm *c = context;
-    return c->finished == c->issued || c->aborted;
+    return c->finished == c->issued || c->released;
 }
 
 /* Nobody of the communicator goes on using it. */
@@ -441,8 +441,8 @@ static bool all_finalized(const void *context)
 {
     const struct nccl_comm *c = context;
     for (int i = 0; i < c->clique->n_ranks; i++)
-        if (!c->clique->ranks[i]->finalized && !c->clique->ranks[i]->aborted)
-            return c->aborted;
+        if (!c->clique->ranks[i]->finalized && !c->clique->ranks[i]->aborting)
+            return c->aborting;
     return true;
 }
 
@@ -455,7 +455,7 @@ static nccl_result finalize(nccl_comm comm, const char *what)
     fake_nccl_stand(quiet, comm);
     comm->finalized = true;
     fake_nccl_stand(all_finalized, comm);
-    if (comm->aborted || !fake_nccl.running)
+    if (comm->aborting || !fake_nccl.running)
         return fake_nccl_refuse(NCCL_INTERNAL_ERROR, "%s: the communicator has been aborted", what);
     return NCCL_OK;
 }
@@ -490,20 +490,24 @@ nccl_result fake_nccl_CommDestroy(nccl_comm comm)
     return fake_nccl_leave(r);
 }
 
-/* Whatever stands in the communicator goes on: streams, and calls of other threads. */
+/* Calls of other threads that stand in the communicator go on; streams do so when this abort is of the kind that releases
+ * them, else it waits until their operations have ended by themselves. */
 nccl_result fake_nccl_CommAbort(nccl_comm comm)
 {
     nccl_result r = fake_nccl_enter(NCCL_FAKE_CommAbort, RELEASES);
     if (r == NCCL_OK && (!comm || comm->magic != MAGIC_COMM))
         r = fake_nccl_refuse(NCCL_INVALID_ARGUMENT, "ncclCommAbort: no communicator");
-    if (r == NCCL_OK && comm->gone) {
+    if (r == NCCL_OK && (comm->gone || comm->aborting)) {
         fake_complain("ncclCommAbort: a communicator that has been given back");
         r = fake_nccl_refuse(NCCL_INVALID_ARGUMENT, "ncclCommAbort: a communicator that has been given back");
     }
     if (r == NCCL_OK) {
-        comm->aborted = true;
-        give_back(comm);
-        fake_wake();
+        comm->aborting = true;
+        comm->released = fake_nccl.options.abort_releases;
+        if (!fake_nccl_stand(quiet, comm))
+            r = fake_nccl_refuse(NCCL_INTERNAL_ERROR, "ncclCommAbort: operations stand in the communicator");
+        else
+            give_back(comm);
     }
     return fake_nccl_leave(r);
 }

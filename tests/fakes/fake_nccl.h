@@ -9,10 +9,11 @@
  * among peers and contexts, how a put's bytes are cut up, when it comes to pass.
  *
  * Making a communicator, registering a window and finalizing wait for all ranks of the communicator, without a limit: when
- * one does not come, the others stand there until their communicator is aborted, or until fake_nccl_stop.
+ * one does not come, the others stand there until their communicator is aborted, or until fake_nccl_stop. Aborting does not
+ * free a stream that stands in a wait, and does not return before that stream has gone on, as seen with GPUs of one machine.
  *
- * It refuses what NCCL refuses. What NCCL leaves undefined or this project forbids is a complaint of the fake driver: work
- * on the legacy stream, a call without the communicator's context, two streams in one group, a call while another thread's
+ * It refuses what NCCL refuses, each of which has a contract test that also runs on a real NCCL (`tide nccl-rules`). What
+ * NCCL leaves undefined or this project forbids is a complaint of the fake driver: work on the legacy stream, a call without the communicator's context, two streams in one group, a call while another thread's
  * group holds operations of the communicator, a put of nothing, more puts in a group than a network card holds, windows
  * that outlive their memory or their communicator, a put into what the peer has given up.
  */
@@ -30,8 +31,9 @@ typedef struct fake_nccl_options {
     bool null_windows;   /* no symmetric memory: registering succeeds and gives NULL */
     bool no_host_rma;    /* communicators without one-sided calls */
     bool shared_devices; /* ranks of a communicator may be on one device */
+    bool abort_releases; /* an abort ends what streams stand in; else it does not return before that has ended by itself */
 } fake_nccl_options;
-#define FAKE_NCCL_OPTIONS ((fake_nccl_options){NCCL_OLDEST, 0, false, false, false})
+#define FAKE_NCCL_OPTIONS ((fake_nccl_options){NCCL_OLDEST, 0, false, false, false, false})
 
 /* Between fake_cuda_start and fake_cuda_stop. The table is good until stop. */
 const nccl_library *fake_nccl_start(const fake_nccl_options *options);
@@ -49,7 +51,7 @@ int fake_nccl_leaks(char *text, size_t bytes);
 void fake_nccl_fail(const char *function, uint64_t n, nccl_result result);
 /* The n-th call stands still until stop, before it has done anything. */
 void fake_nccl_hang(const char *function, uint64_t n);
-/* The n-th put or signal from now on is delivered, but its stream stands in it until the communicator is aborted. */
+/* The n-th put or signal from now on is delivered, but its stream stands in it for good. */
 void fake_nccl_lose_completion(uint64_t n);
 /* The n-th put or signal arrives, but the receiver never counts it. */
 void fake_nccl_lose_signal(uint64_t n);

@@ -26,7 +26,7 @@ struct nccl_comm {
     int rank, device;
     int n_ctx, n_sig;
     bool eager; /* one-sided calls before the first window */
-    bool aborted, finalized, gone;
+    bool aborting, released, finalized, gone; /* released: what stands in it goes on without effect */
     nccl_result async;
     nccl_window windows;
     uint64_t registered;            /* registrations that this rank has come to */

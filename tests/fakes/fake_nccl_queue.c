@@ -41,7 +41,7 @@ static bool awaited(const fake_plan *p)
 static bool plan_blocked(const void *item)
 {
     const fake_plan *p = item;
-    if (!p->comm || p->comm->aborted)
+    if (!p->comm || p->comm->released)
         return false;
     if (p->comm->async != NCCL_OK || p->comm->finished != p->turn)
         return true;
@@ -54,7 +54,7 @@ static void deliver(const fake_transfer *t, uint64_t at, uint64_t bytes)
     nccl_comm peer = t->comm->clique->ranks[t->peer];
     nccl_window w = fake_nccl_window_of(peer, t->window);
 
-    if (peer->aborted)
+    if (peer->gone && peer->aborting)
         return;
     if (w->gone) {
         fake_complain("ncclPutSignal: rank %d puts into a window that rank %d has deregistered", t->comm->rank, peer->rank);
@@ -69,7 +69,7 @@ static void count(const fake_transfer *t)
     nccl_comm peer = t->comm->clique->ranks[t->peer];
     if (t->signal_lost)
         return;
-    if (peer->gone && !peer->aborted)
+    if (peer->gone && !peer->aborting)
         fake_complain("ncclSignal: rank %d signals rank %d, whose communicator is destroyed", t->comm->rank, peer->rank);
     ++*count_at(peer, peer->delivered, t->comm->rank, t->sig, t->ctx);
 }
@@ -109,12 +109,12 @@ static bool plan_step(void *item)
     fake_plan *p = item;
     if (!p->comm)
         return true;
-    if (!p->comm->aborted && !p->transfers->waits) {
+    if (!p->comm->released && !p->transfers->waits) {
         advance(choose(p));
         if (!all_delivered(p) || p->endless)
             return false;
     }
-    if (!p->comm->aborted && fake_nccl.async.at && ++fake_nccl.async.seen == fake_nccl.async.at) {
+    if (!p->comm->released && fake_nccl.async.at && ++fake_nccl.async.seen == fake_nccl.async.at) {
         fake_nccl.failed = true;
         p->comm->async = fake_nccl_refuse(fake_nccl.async.result, "rank %d: a network error", p->comm->rank);
         return false;
@@ -126,7 +126,7 @@ static bool plan_step(void *item)
 static bool plan_uses(const void *item, uintptr_t base, uint64_t bytes)
 {
     const fake_plan *p = item;
-    for (int i = 0; p->comm && !p->comm->aborted && i < p->n; i++) {
+    for (int i = 0; p->comm && !p->comm->released && i < p->n; i++) {
         const fake_transfer *t = &p->transfers[i];
         if (!t->done && t->bytes && t->src < base + bytes && base < t->src + t->bytes)
             return true;

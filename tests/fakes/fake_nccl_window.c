@@ -59,7 +59,7 @@ static bool all_registered(const void *context)
     const fake_clique *q = w->comm->clique;
     for (int i = 0; i < q->n_ranks; i++)
         if (q->ranks[i]->registered <= w->index)
-            return w->comm->aborted;
+            return w->comm->aborting;
     return true;
 }
 
@@ -86,7 +86,7 @@ nccl_result fake_nccl_CommWindowRegister(nccl_comm comm, void *base, size_t byte
         *w = (struct nccl_window){MAGIC_WINDOW, comm->windows, comm, comm->registered++, (uintptr_t)base, bytes,
                                   (flags & NCCL_WIN_SYMMETRIC) != 0, false};
         comm->windows = w;
-        if (!fake_nccl_stand(all_registered, w) || comm->aborted) {
+        if (!fake_nccl_stand(all_registered, w) || comm->aborting) {
             w->gone = true;
             r = fake_nccl_refuse(NCCL_INTERNAL_ERROR, "ncclCommWindowRegister: the communicator has been aborted");
         } else {

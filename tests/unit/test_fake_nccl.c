@@ -294,6 +294,7 @@ static void test_lost_signal(void **state)
     fake_nccl_options o = FAKE_NCCL_OPTIONS;
     world own, *w = &own;
     (void)state;
+    o.abort_releases = true;
     open_all(w, 1, &o);
     fake_nccl_lose_signal(2);
     bytes_of(&w->r[0])[1] = 9;
@@ -313,6 +314,7 @@ static void test_lost_completion(void **state)
     fake_nccl_options o = FAKE_NCCL_OPTIONS;
     world own, *w = &own;
     (void)state;
+    o.abort_releases = true;
     open_all(w, 2, &o);
     fake_nccl_lose_completion(1);
     GIVES(put(&w->r[0], 1, HALF, 0, 1, 0, 0, 0), NCCL_OK);
@@ -329,6 +331,7 @@ static void test_async_error(void **state)
     world own, *w = &own;
     nccl_result error = NCCL_INTERNAL_ERROR;
     (void)state;
+    o.abort_releases = true;
     open_all(w, 3, &o);
     fake_nccl_async_error(2, NCCL_REMOTE_ERROR);
     GIVES(put(&w->r[0], 1, HALF, 0, 1, 0, 0, 0), NCCL_OK);
@@ -336,6 +339,8 @@ static void test_async_error(void **state)
     GIVES(w->n->CommGetAsyncError(w->r[0].comm, &error), NCCL_OK);
     GIVES(error, NCCL_OK);
     GIVES(put(&w->r[0], 1, HALF, 0, 1, 0, 0, 0), NCCL_OK);
+    for (int i = 0; i < 5000 && !fake_nccl_failed(); i++)
+        usleep(1000);
     assert_true(still(&w->r[0], 0));
     GIVES(w->n->CommGetAsyncError(w->r[0].comm, &error), NCCL_OK);
     GIVES(error, NCCL_REMOTE_ERROR);
@@ -343,6 +348,41 @@ static void test_async_error(void **state)
     GIVES(error, NCCL_OK);
     GIVES(put(&w->r[0], 1, HALF, 0, 1, 0, 0, 0), NCCL_REMOTE_ERROR);
     abort_all(w);
+}
+
+static void *give_up(void *context)
+{
+    rank *r = context;
+    r->result = r->w->n->CommAbort(r->comm);
+    atomic_store(&r->done, 1);
+    return NULL;
+}
+
+/* An abort that does not release waits for the stream in the wait: for the signal, or for the fake's end. */
+static void test_abort(void **state)
+{
+    fake_nccl_options o = FAKE_NCCL_OPTIONS;
+    world own, *w = &own;
+    (void)state;
+    open_all(w, 9, &o);
+    GIVES(wait_for(&w->r[0], 1, 1, 0, 0, 0), NCCL_OK);
+    GIVES(wait_for(&w->r[2], 1, 1, 0, 0, 0), NCCL_OK);
+    begin(w, 0, 1, give_up);
+    begin(w, 2, 3, give_up);
+    assert_true(still(&w->r[0], 0));
+    assert_false(atomic_load(&w->r[0].done) || atomic_load(&w->r[2].done));
+    GIVES(put(&w->r[1], 0, HALF, 0, 64, 0, 0, 0), NCCL_OK);
+    join(w, 0, 1, NCCL_OK);
+    GIVES(settle(&w->r[0], 0), CU_OK);
+    assert_true(still(&w->r[2], 0));
+    GIVES(settle(&w->r[1], 0), CU_OK);
+    GIVES(w->n->CommAbort(w->r[1].comm), NCCL_OK);
+    GIVES(fake_nccl_leaks(NULL, 0), 2); /* rank 2's communicator and its window */
+    GIVES(fake_nccl_stop(), 2);
+    join(w, 2, 3, NCCL_INTERNAL_ERROR);
+    GIVES(settle(&w->r[2], 0), CU_OK);
+    driver_close(w);
+    GIVES(fake_cuda_stop(), 0);
 }
 
 /* A rank that does not come: the others stand until they are aborted, or until the fake stops. */
@@ -582,7 +622,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order_in_a_group), cmocka_unit_test(test_one_queue),
         cmocka_unit_test(test_lost_signal),      cmocka_unit_test(test_lost_completion),
-        cmocka_unit_test(test_async_error),      cmocka_unit_test(test_rendezvous),
+        cmocka_unit_test(test_async_error),      cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_rendezvous),
         cmocka_unit_test(test_hang),             cmocka_unit_test(test_failures),
         cmocka_unit_test(test_null_windows),     cmocka_unit_test(test_versions),
         cmocka_unit_test(test_complaints)};

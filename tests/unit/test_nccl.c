@@ -149,12 +149,12 @@ static void test_path(void **state)
 static void test_refusals(void **state)
 {
     static const struct { fake_nccl_options nccl; int devices; int status; const char *text; } rows[] = {
-        {{22809, 0, false, false, false}, 2, TIDE_ERR_UNSUPPORTED, "NCCL: version 2.28.9, expected at least 2.31.2"},
-        {{NCCL_OLDEST, 0, false, true, false}, 2, TIDE_ERR_UNSUPPORTED,
+        {{.version = 22809}, 2, TIDE_ERR_UNSUPPORTED, "NCCL: version 2.28.9, expected at least 2.31.2"},
+        {{.version = NCCL_OLDEST, .no_host_rma = true}, 2, TIDE_ERR_UNSUPPORTED,
          "lane all-gather: NCCL 2.31.2 has no one-sided transfers between these ranks (hostRmaSupport 0"},
-        {{NCCL_OLDEST, 0, true, false, false}, 2, TIDE_ERR_UNSUPPORTED,
+        {{.version = NCCL_OLDEST, .null_windows = true}, 2, TIDE_ERR_UNSUPPORTED,
          "lane all-gather: NCCL 2.31.2 has no one-sided transfers"},
-        {{NCCL_OLDEST, 0, false, false, false}, 1, TIDE_ERR_SYSTEM, "lane all-gather: ncclCommInitRankConfig: "},
+        {{.version = NCCL_OLDEST}, 1, TIDE_ERR_SYSTEM, "lane all-gather: ncclCommInitRankConfig: "},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -5,7 +5,7 @@
  * without batched copies, FAKE_PEER_WORDS=0 one that writes no word of a peer.
  * Of NCCL, whose ranks are threads (--threads): FAKE_NCCL=0 there is none of this kind; FAKE_NCCL_VERSION (23102),
  * FAKE_NCCL_DELAY (0) of puts in steps, FAKE_NCCL_WINDOWS=0 windows are NULL, FAKE_NCCL_RMA=0 no one-sided calls,
- * FAKE_NCCL_SHARED_DEVICES=1 ranks of a communicator on one device. Faults: FAKE_NCCL_FAIL and FAKE_NCCL_HANG, "N" or
+ * FAKE_NCCL_SHARED_DEVICES=1 ranks of a communicator on one device, FAKE_NCCL_ABORT=1 aborting frees streams. Faults: FAKE_NCCL_FAIL and FAKE_NCCL_HANG, "N" or
  * "ncclFUNCTION:N"; FAKE_NCCL_LOSE_COMPLETION, FAKE_NCCL_LOSE_SIGNAL, FAKE_NCCL_ASYNC_ERROR, each N.
  * Whatever is left behind or complained of makes the exit code 1.
  */
@@ -40,6 +40,7 @@ static void nccl_start(char *functions[2])
     o.null_windows = setting("FAKE_NCCL_WINDOWS", 1) == 0;
     o.no_host_rma = setting("FAKE_NCCL_RMA", 1) == 0;
     o.shared_devices = setting("FAKE_NCCL_SHARED_DEVICES", 0) != 0;
+    o.abort_releases = setting("FAKE_NCCL_ABORT", 0) != 0;
     nccl_library_fake(fake_nccl_start(&o));
     uint64_t fail = fault("FAKE_NCCL_FAIL", &functions[0]), hang = fault("FAKE_NCCL_HANG", &functions[1]);
     fake_nccl_fail(functions[0], fail, NCCL_SYSTEM_ERROR);
