@@ -38,7 +38,7 @@ FUZZ    := $(patsubst tests/fuzz/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/fu
 MAIN    ?= $(BUILD)/tests/fuzz/replay.o
 SECONDS ?= 60
 
-.PHONY: $(UNIT:%=%.run) $(FUZZ:%=%.run) fuzz fuzzers all lib cli units unit test test-long venv demo deps benches bench plots clean install uninstall
+.PHONY: named $(UNIT:%=%.run) $(FUZZ:%=%.run) fuzz fuzzers all lib cli units unit test test-long venv demo deps benches bench plots clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -75,6 +75,14 @@ $(BUILD)/tests/%: $(BUILD)/tests/unit/%.o $(SUPPORT) $(BUILD)/libtide.a
 $(BUILD)/tests/test_kernels: tests/emulation/test_kernels.cpp tests/emulation/fabric/cuda/kernels/device.cuh $(KERNEL_SRC)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 $(WARN) -Wno-unknown-pragmas -Wno-pedantic $(CFLAGS) -ffp-contract=off -Itests/emulation -Isrc -Iinclude -o $@ $< -pthread
+# NCCL's own headers, where TIDE_NCCL_INCLUDE names their folder, and the CUDA toolkit's, which they include.
+NCCL_HEADERS := $(if $(TIDE_NCCL_INCLUDE),-DTIDE_NCCL_HEADERS -isystem $(TIDE_NCCL_INCLUDE) \
+    -isystem $(dir $(firstword $(wildcard $(dir $(NVCC_PATH))../include/cuda.h /usr/local/cuda/include/cuda.h))))
+$(BUILD)/tests/unit/test_nccl_layout.o: ALLFLAGS += $(NCCL_HEADERS)
+$(BUILD)/tests/unit/test_nccl_layout.o: $(BUILD)/nccl_headers.txt
+$(BUILD)/nccl_headers.txt: named
+	@mkdir -p $(@D)
+	@echo '$(NCCL_HEADERS)' | cmp -s - $@ || echo '$(NCCL_HEADERS)' > $@
 # Every fault in its place. The library's system calls pass through tests/fault/wrap.c, which can fail them.
 WRAPPED := memfd_create fallocate mmap socket bind listen connect sendmsg accept4 recvmsg eventfd syscall pthread_create tide_plan_create
 $(BUILD)/tests/test_faults: $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/fault/*.c))) $(SUPPORT) $(BUILD)/libtide.a
