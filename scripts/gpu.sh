@@ -5,6 +5,7 @@
 #   build          the library and the command, kernels included where nvcc is found
 #   info           tide info
 #   driver-rules   what the driver must do, asked of the real one
+#   nccl-rules     what NCCL must do, asked of that of $NCCL_DIR/env.sh (.nccl) if there, else of the one that is found
 #   kernels        every kernel against its twin in C
 #   check          tide check --fabric cuda
 #   lifetime       10,000 calls of two groups in the same slots; then with too few hardware queues, whatever comes of it
@@ -38,7 +39,7 @@ limit_of() {
     eval "given=\${LIMIT_$(echo "$1" | tr '[:lower:]-' '[:upper:]_'):-}"
     if [ -n "$given" ]; then echo "$given"; return; fi
     case $1 in
-    build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; kernels) echo 100 ;; check) echo 190 ;; lifetime) echo 240 ;;
+    build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; nccl-rules) echo 150 ;; kernels) echo 100 ;; check) echo 190 ;; lifetime) echo 240 ;;
     calibrate) echo 120 ;; tests) echo 300 ;; ops) echo 250 ;; rivals) echo 150 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
     esac
 }
@@ -69,6 +70,10 @@ run() {
     build) part build make -j"$(getconf _NPROCESSORS_ONLN)" lib cli ;;
     info) part info "$tide" info ;;
     driver-rules) part driver-rules "$tide" driver-rules ;;
+    nccl-rules) part nccl-rules sh -c '
+        [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
+        [ "$(nvidia-smi -L | wc -l)" -gt 1 ] || export NCCL_MULTI_RANK_GPU_ENABLE=1
+        exec "$0" nccl-rules' "$tide" ;;
     kernels) part kernels "$tide" kernels ;;
     check) part check sh -c '
         code=0
@@ -101,7 +106,7 @@ run() {
     esac
 }
 
-[ $# -gt 0 ] || set -- build info driver-rules kernels check lifetime calibrate tests ops rivals overlap train demo
+[ $# -gt 0 ] || set -- build info driver-rules nccl-rules kernels check lifetime calibrate tests ops rivals overlap train demo
 for name in "$@"; do run "$name"; done
 echo
 echo "==== gpu.sh: $(($(date +%s) - began)) s$summary"

@@ -28,7 +28,8 @@ enum cli_bit {
     CMD_KERNELS = 64,
     CMD_DRIVER_RULES = 128,
     CMD_SIMULATE = 256,
-    CMD_CALIBRATE = 512
+    CMD_CALIBRATE = 512,
+    CMD_NCCL_RULES = 1024
 };
 #define CMD_SHAPED (CMD_PLAN | CMD_CHECK | CMD_BENCH | CMD_VERIFY | CMD_SIMULATE)
 #define CMD_RUNS (CMD_CHECK | CMD_BENCH) /* commands that start ranks */
@@ -149,6 +150,7 @@ int cli_simulate(const cli *c);
 int cli_calibrate(const cli *c);
 int cli_info(const cli *c);
 int cli_driver_rules(const cli *c);
+int cli_nccl_rules(const cli *c);
 int cli_kernels(const cli *c);
 int cli_help(const cli *c);
 int cli_help_command(FILE *f, const cli_command *command);

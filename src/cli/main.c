@@ -41,6 +41,10 @@ const cli_command cli_commands[] = {
     {"driver-rules", CMD_DRIVER_RULES, cli_driver_rules, "", NULL,
      "Holds the CUDA driver of this machine to what the CUDA fabric relies on: a line a rule. Exit 1 when it does not\n"
      "keep one, 3 where there is no driver or no GPU. Part of the rules wants two GPUs."},
+    {"nccl-rules", CMD_NCCL_RULES, cli_nccl_rules, "[WORD]", NULL,
+     "Holds NCCL on the GPUs of this machine to what the NCCL fabric relies on: a line a rule, ranks as threads, a GPU each.\n"
+     "WORD: only the rules whose names contain it. Exit 1 when it does not keep one, 3 where there is no NCCL, no driver or\n"
+     "no GPU. What a rule says beside 'ok' is what was seen where either way will do."},
     {"kernels", CMD_KERNELS, cli_kernels, "", NULL,
      "Runs the CUDA kernels against their naive twins on random batches; --bench measures them instead. Exit 3 where\n"
      "there is no GPU to run on. docs/kernels.md says more."},
