@@ -70,6 +70,10 @@ static void text_result(int kind, const simulate_result *r, const tide_plan *pla
     for (int k = 0; k < SIMULATE_RESOURCE_COUNT; k++)
         if (r->resource[k].busy >= 0.0005)
             printf("  %s %.1f %%", simulate_resource_name(k), 100 * r->resource[k].busy);
+    printf("\n  MiB");
+    for (int k = 0; k < SIMULATE_RESOURCE_COUNT; k++)
+        if (r->resource[k].units > 0 && strcmp(simulate_resource_unit(k), "B") == 0)
+            printf("  %s %.3f", simulate_resource_name(k), r->resource[k].units / 1048576);
     printf("\n");
     text_path(&r->path, r->seconds);
     printf("  memory of rank 0: %.3f MiB (landing %.3f, resident %.3f, stage %.3f, staging %.3f, outbox %.3f, spare %.3f,"
@@ -169,7 +173,7 @@ static int open_wanted(const cli *c, wanted *w)
 {
     int code = CLI_OK;
 
-    if ((c->trace || c->plot) && !c->operand && !c->sweep.n)
+    if ((c->trace || c->plot) && !c->operand && !c->sweep.n && !c->compare)
         return cli_fail(c, "--%s: needs ag, rs or step: it holds one of them", c->trace ? "trace" : "plot");
     if (c->trace && c->sweep.n)
         return cli_fail(c, "--trace: not with --sweep");
@@ -207,7 +211,8 @@ int cli_simulate(const cli *c)
     tide_topology topology = TIDE_TOPOLOGY_INIT;
     plan_machine machine;
     wanted w = {NULL, NULL};
-    bool step = c->operand ? strcmp(c->operand, "step") == 0 : c->sweep.n > 0; /* there is no other sweep */
+    /* there is nothing else to sweep or to compare */
+    bool step = c->operand ? strcmp(c->operand, "step") == 0 : c->sweep.n > 0 || c->compare;
     int code = cli_machine_load(c, "paper", &machine);
 
     if (code != CLI_OK)

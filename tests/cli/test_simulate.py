@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def test_output(tide, machine):
         total = path["host"] + path["signals"] + sum(row["seconds"] for row in path["work"])
         assert abs(total - call["all_done_seconds"]) < 1e-6 * total  # the path explains the whole time
         assert f"{call['collective']}: {call['seconds'] * 1e3:.3f} ms" in text.out and call["digest"] in text.out
+        assert f"  copy {call['resources']['copy']['units'] / 2**20:.3f}" in text.out
 
 
 def test_trace(tide, tmp_path):
@@ -102,6 +104,22 @@ def test_trace(tide, tmp_path):
     for stream in by_stream.values():  # one operation at a time on a stream
         stream.sort(key=lambda e: e["ts"])
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in zip(stream, stream[1:]))
+
+
+@pytest.mark.parametrize(
+    "words, seconds",
+    [
+        ("--nodes 8 --shard 32M --params 30 --ranks all", 1),  # an all-gather and a reduce-scatter of 64 GPUs
+        ("--gpus 1024 --shard 32M --params 30 --ranks one", 10),
+        ("step --gpus 1024", 10),
+    ],
+)
+def test_speed(tide, words, seconds):
+    """CPU time, which other programs do not change much."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert tide("simulate", *words.split()).code == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < seconds
 
 
 def counters(path, rank):
@@ -169,6 +187,7 @@ def test_step(tide, tmp_path):
     )
     assert above < 0.01 < below
     text = tide(*STEP, "--tokens", "4K", "--compare", "stock", "--trace", tmp_path / "t").out
+    assert text == tide("simulate", *STEP[2:], "--tokens", "4K", "--compare", "stock").out
     assert f"from about {even} tokens a GPU on, TIDE saves less than 1 %" in text
     names = {e["name"] for e in json.loads((tmp_path / "t").read_text())["traceEvents"]}
     assert {"forward", "backward", "COPY", "PUT", "REDUCE"} <= names
@@ -193,6 +212,7 @@ def test_sweep(tide):
         ("ag --tokens 5", "--tokens: only with step"),
         ("step --shard 1M", "--shard: not with step"),
         ("step --ranks one", "--ranks: not with step"),
+        ("ag --compare stock", "--compare: only with step"),
         ("step --compare nccl", "--compare: 'nccl' is not stock"),
         ("step --shapes x", "--layers: needed with --shapes"),
         ("step --flops 3", "--flops: unit '', expected GFLOP/s, TFLOP/s or PFLOP/s"),
