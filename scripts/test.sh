@@ -96,7 +96,7 @@ sanitized() { # name, build folder, flags, calls, which unit tests...
 }
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 300
-sanitized "TSan" build-tsan "-fsanitize=thread" 150 ONLY="engine fabric_host comm_failures calls_walk bootstrap test_cuda faults"
+sanitized "TSan" build-tsan "-fsanitize=thread" 150 ONLY="engine fabric_host comm_failures calls_walk bootstrap test_cuda faults link"
 
 heading "dependency directions"
 python3 scripts/check_deps.py build || exit 1

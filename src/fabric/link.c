@@ -19,7 +19,9 @@ enum {
 };
 #define NOBODY UINT32_MAX
 
-enum { SAY_CALLS = 1, SAY_BARRIER, SAY_PASSED, SAY_FAILURE, SAY_DEATH, SAY_QUESTION, SAY_ANSWER, SAY_GOODBYE };
+enum {
+    SAY_CALLS = 1, SAY_BARRIER, SAY_PASSED, SAY_GAVE_UP, SAY_FAILURE, SAY_DEATH, SAY_QUESTION, SAY_ANSWER, SAY_GOODBYE
+};
 
 typedef struct message {
     uint32_t kind, rank;
@@ -38,6 +40,10 @@ typedef struct question { uint64_t number; uint32_t rank, count; } question;
 /* rank: who is missing, or whose place it is; NOBODY: none, or not known. */
 typedef struct answer { uint64_t number, value[2]; uint32_t rank; } answer;
 
+/* The latest set-up that was given up, and by which rails: bit i of rail i. */
+typedef struct given_up { uint64_t set_up, rails; } given_up;
+_Static_assert(TIDE_MAX_LOCAL <= 64, "a bit a rail");
+
 /* The other end of a connection. */
 typedef struct peer {
     int fd; /* -1: none any more; changes under the registry's lock */
@@ -49,6 +55,7 @@ typedef struct peer {
     uint32_t count;        /* barriers that it has come to */
     uint32_t said_barrier; /* what it has been told */
     uint64_t said_calls, said_question;
+    given_up said_given_up;
     question wants;
     answer ready;
     size_t n_in, n_out;
@@ -60,6 +67,7 @@ typedef struct orders {
     bool stop, leaving, failed;
     uint32_t barrier;
     fab_link_calls calls, at_barrier;
+    given_up given_up;
     tide_failure failure;
     question question;
 } orders;
@@ -89,6 +97,7 @@ struct fab_link {
     /* Of rank 0. */
     uint32_t count, passed, n_came; /* own barriers; all ranks'; how many have come to the next */
     uint64_t seen_calls, seen_question;
+    given_up given_up; /* by any rank */
     bool differ; /* ranks make different calls: no barrier is passed any more */
     question wants;
     struct { fab_link_calls calls; uint32_t rank; } points[POINTS], at_barrier; /* of the rank that came first */
@@ -295,6 +304,14 @@ static uint32_t first_missing(const fab_link *l, uint32_t count)
     return NOBODY;
 }
 
+static void add_given_up(given_up *all, const given_up *more)
+{
+    if (more->set_up > all->set_up)
+        *all = *more;
+    else if (more->set_up == all->set_up)
+        all->rails |= more->rails;
+}
+
 /* p: who asks; NULL: this rank. */
 static void consider(fab_link *l, peer *p, const question *q)
 {
@@ -335,6 +352,7 @@ static bool heed(fab_link *l, peer *p, const message *m, const record *r)
     fab_link_calls calls = {m->value[0], m->value[1]};
     question q = {m->number, m->rank, (uint32_t)m->value[0]};
     answer a = {m->number, {m->value[0], m->value[1]}, m->rank};
+    given_up g = {m->number, m->value[0]};
     bool root = is_root(l);
     tide_failure f;
 
@@ -352,6 +370,11 @@ static bool heed(fab_link *l, peer *p, const message *m, const record *r)
         if (!root)
             l->hooks->passed(l->context, (uint32_t)m->number);
         return !root;
+    case SAY_GAVE_UP:
+        if (root)
+            add_given_up(&l->given_up, &g);
+        l->hooks->gave_up(l->context, g.set_up, g.rails);
+        return true;
     case SAY_FAILURE:
         if (!read_failure(l, r, &f))
             return false;
@@ -464,6 +487,7 @@ static bool say_failure(const fab_link *l, message *m, record *r)
 static bool next_message(fab_link *l, peer *p, message *m, record *r)
 {
     const orders *o = &l->now;
+    const given_up *g = is_root(l) ? &l->given_up : &o->given_up;
 
     memset(m, 0, sizeof *m); /* padding too: it travels */
     if (!p->told && say_failure(l, m, r)) {
@@ -477,6 +501,9 @@ static bool next_message(fab_link *l, peer *p, message *m, record *r)
     } else if (l->passed > p->said_barrier && is_root(l)) {
         *m = (message){SAY_PASSED, 0, l->passed, {0, 0}};
         p->said_barrier = l->passed;
+    } else if (g->set_up != p->said_given_up.set_up || g->rails != p->said_given_up.rails) {
+        *m = (message){SAY_GAVE_UP, 0, g->set_up, {g->rails, 0}};
+        p->said_given_up = *g;
     } else if (!is_root(l) && o->question.number != p->said_question) {
         *m = (message){SAY_QUESTION, o->question.rank, o->question.number, {o->question.count, 0}};
         p->said_question = o->question.number;
@@ -540,6 +567,7 @@ static void take_orders(fab_link *l)
         l->linger_until = tide_now_ns() + (int64_t)LINGER_MS * 1000000;
     if (!is_root(l))
         return;
+    add_given_up(&l->given_up, &l->now.given_up);
     if (l->now.calls.sequence > l->seen_calls) {
         l->seen_calls = l->now.calls.sequence;
         has_called(l, 0, &l->now.calls);
@@ -735,6 +763,14 @@ void fab_link_barrier(fab_link *l, uint32_t count, const fab_link_calls *calls)
     pthread_mutex_lock(&l->lock);
     l->wanted.barrier = count;
     l->wanted.at_barrier = *calls;
+    pthread_mutex_unlock(&l->lock);
+    wake(l);
+}
+
+void fab_link_give_up(fab_link *l, uint64_t set_up, uint32_t rail)
+{
+    pthread_mutex_lock(&l->lock);
+    l->wanted.given_up = (given_up){set_up, UINT64_C(1) << rail};
     pthread_mutex_unlock(&l->lock);
     wake(l);
 }

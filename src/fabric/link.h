@@ -2,8 +2,8 @@
  * link.h - how ranks of several machines hear of each other: TCP in a star around rank 0, one connection a rank. Barriers,
  * failures, deaths, which calls were made, where a rank waits; never a byte of data.
  *
- *     rank r -> 0   came to barrier k | has made calls 1..s | failed | rank q died | question | answer | goodbye
- *     0 -> rank r   all came to barrier k                   | failed | rank q died | question | answer | goodbye
+ *     rank r -> 0   came to barrier k, has made calls 1..s, failed, rank q died, rail gave up, question, answer, goodbye
+ *     0 -> rank r   all came to barrier k,                  failed, rank q died, rail gave up, question, answer, goodbye
  *
  * Rank 0 hears of a death by the end of a connection without a goodbye, and tells the others; they hear of rank 0's in the
  * same way. Each rank has one thread that sleeps in a poll. What is to be said is kept as state, not as a queue, and put
@@ -19,6 +19,7 @@ typedef struct fab_link fab_link;
 /* What its rank is told, by the link's thread. None may wait for anything that a call of this page holds up. */
 typedef struct fab_link_hooks {
     void (*passed)(void *context, uint32_t count); /* all ranks have come to this barrier */
+    void (*gave_up)(void *context, uint64_t set_up, uint64_t rails); /* some rank of each of these; bit i: rail i */
     void (*failed)(void *context, const tide_failure *failure);
     void (*died)(void *context, uint32_t rank);
     bool (*has_left)(void *context, uint32_t rank); /* in order, as memory shared with it says; false: not known */
@@ -44,6 +45,8 @@ enum { FAB_LINK_EVERY = 64 }; /* sequences at which calls are compared */
 void fab_link_called(fab_link *l, const fab_link_calls *calls);
 /* This rank has come to barrier `count`, counted from 1. */
 void fab_link_barrier(fab_link *l, uint32_t count, const fab_link_calls *calls);
+/* This rank has failed in this set-up, counted from 1 and alike on all ranks, of its rail. */
+void fab_link_give_up(fab_link *l, uint64_t set_up, uint32_t rail);
 /* This rank has failed: the others are told, unless they have told it. */
 void fab_link_fail(fab_link *l, const tide_failure *failure);
 

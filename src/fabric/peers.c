@@ -323,6 +323,14 @@ static void link_passed(void *peers, uint32_t count)
     ring(p->own);
 }
 
+static void link_gave_up(void *peers, uint64_t set_up, uint64_t rails)
+{
+    fab_peers *p = peers;
+    for (uint32_t r = 0; r < p->open->n_ranks; r++)
+        if (!fab_peers_here(p, r) && rails >> r % p->open->node_size & 1)
+            atomic_store(&fab_peers_page(p, r)->given_up, set_up);
+}
+
 static void link_failed(void *peers, const tide_failure *failure)
 {
     keep_failure(peers, failure);
@@ -350,7 +358,22 @@ static void link_where(void *peers, uint64_t *call, uint64_t *op)
     *op = atomic_load(&p->own->crumb_op);
 }
 
-static const fab_link_hooks link_hooks = {link_passed, link_failed, link_died, link_has_left, link_where};
+static const fab_link_hooks link_hooks = {link_passed, link_gave_up, link_failed, link_died, link_has_left, link_where};
+
+void fab_peers_give_up(fab_peers *p, uint64_t set_up)
+{
+    atomic_store(&p->own->given_up, set_up);
+    if (p->link)
+        fab_link_give_up(p->link, set_up, p->open->rank % p->open->node_size);
+}
+
+bool fab_peers_given_up(const fab_peers *p, uint64_t set_up)
+{
+    for (uint32_t r = p->open->rank % p->open->node_size; r < p->open->n_ranks; r += p->open->node_size)
+        if (atomic_load(&fab_peers_page(p, r)->given_up) >= set_up)
+            return true;
+    return false;
+}
 
 void fab_peers_called(fab_peers *p, uint64_t tag)
 {

@@ -48,6 +48,7 @@ typedef struct fab_page {
     _Atomic uint32_t poison; /* 1 + rank whose page holds the failure */
     _Atomic uint32_t failed; /* `failure` is complete */
     _Atomic uint32_t closed; /* the rank has left in order: its process may end */
+    _Atomic uint64_t given_up; /* latest set-up that this rank has failed in; of another machine: its rail */
     _Atomic uint64_t crumb_call, crumb_op; /* last wait that did not find its word */
     tide_failure failure;
 } fab_page;
@@ -124,6 +125,11 @@ int fab_peers_barrier(fab_peers *p, const char *phase);
 
 /* This rank makes its next call, with this tag. Ranks of other machines are compared now and then: the link. */
 void fab_peers_called(fab_peers *p, uint64_t tag);
+
+/* Set-ups in which the ranks of a rail wait for each other inside some library, counted from 1 and alike on all ranks. Who
+ * has failed in one says so, for the others would wait in vain. */
+void fab_peers_give_up(fab_peers *p, uint64_t set_up);
+bool fab_peers_given_up(const fab_peers *p, uint64_t set_up); /* by a rank of this rail */
 
 /* A wait that failed, or whose poster has died. */
 typedef struct fab_waiting {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "gpu_ranks.h"
 
 gpu_job gpu_job_of(uint32_t n_ranks, uint32_t node_size)
@@ -184,6 +185,7 @@ static int run_rank(threads_rank *rank)
     desc.allgather = threads_allgather;
     desc.allgather_context = rank;
     desc.options = &j->options;
+    comm_pretended_host = j->machines ? 1 + r / j->node_size : 0;
     status = tide_comm_create(&desc, &j->comm[r]);
     if (status == TIDE_OK) {
         for (int l = 0; l < GPU_LAYERS; l++)

@@ -28,6 +28,7 @@ struct gpu {
 
 struct gpu_job {
     uint32_t n_ranks, node_size;
+    bool machines;    /* each node is pretended to be a machine of its own */
     int fabric;       /* tide_fabric */
     int calls;        /* rounds of gathers and reduce-scatters */
     int caller;       /* the caller's stream: 0 one of its own, 1 the legacy one, 2 the thread's */

@@ -53,15 +53,15 @@ static void device_close(device *d)
     fab_peers_clear(&d->peers);
 }
 
-static int device_open(device *d, uint32_t rank, uint32_t n_ranks, const uint64_t *machines, tide_allgather_fn allgather,
-                       void *context, int64_t deadline_ms)
+static int device_open(device *d, uint32_t rank, uint32_t n_ranks, uint32_t node_size, const uint64_t *machines,
+                       tide_allgather_fn allgather, void *context, int64_t deadline_ms)
 {
     int status;
 
     memset(d, 0, sizeof *d);
     d->options = (tide_options)TIDE_OPTIONS_INIT;
     d->options.deadline_ms = deadline_ms;
-    d->open = (fab_open){.rank = rank, .n_ranks = n_ranks, .node_size = 1, .machines = machines, .allgather = allgather,
+    d->open = (fab_open){.rank = rank, .n_ranks = n_ranks, .node_size = node_size, .machines = machines, .allgather = allgather,
                          .allgather_context = context, .options = &d->options};
     status = fab_peers_init(&d->peers, &d->open, sizeof(fab_page), &hooks, d);
     status = fab_peers_meet(&d->open, &d->peers, status);
@@ -93,7 +93,7 @@ static tide_failure some_failure(uint32_t rank)
 /* What a test of threads is about. */
 typedef struct scene {
     const uint64_t *machines;
-    uint32_t who;
+    uint32_t who, node_size;
     _Atomic uint32_t arrived;
     _Atomic int64_t at;
     int64_t deadline_ms;
@@ -105,7 +105,7 @@ typedef struct scene {
 static int scene_open(threads_rank *rank, device *d)
 {
     scene *s = rank->context;
-    return device_open(d, rank->rank, rank->n_ranks, s->machines, threads_allgather, rank,
+    return device_open(d, rank->rank, rank->n_ranks, s->node_size ? s->node_size : 1, s->machines, threads_allgather, rank,
                        s->deadline_ms ? s->deadline_ms : 20000);
 }
 
@@ -125,7 +125,7 @@ static void assert_nothing_left(const belongings *before)
     assert_string_equal(text, "");
 }
 
-static const uint64_t two_by_two[] = {7, 7, 9, 9}, scattered[] = {1, 2, 1, 3, 2, 3};
+static const uint64_t two_by_two[] = {7, 7, 9, 9}, three_by_two[] = {1, 1, 2, 2, 3, 3}, scattered[] = {1, 2, 1, 3, 2, 3};
 
 /* ---- barriers ----------------------------------------------------------------------------------- */
 
@@ -269,6 +269,39 @@ static void test_failure_outlives_its_rank(void **state)
     }
 }
 
+/* ---- set-ups that are given up ------------------------------------------------------------------ */
+
+static int give_up_body(threads_rank *rank)
+{
+    scene *s = rank->context;
+    char all[6], one = 1;
+    bool mine = rank->rank % 2 == s->who % 2;
+    device d;
+    CHECK(scene_open(rank, &d) == TIDE_OK);
+    for (uint64_t set_up = 1; set_up < 5; set_up++) {
+        CHECK(!fab_peers_given_up(&d.peers, set_up));
+        CHECK(threads_allgather(rank, &one, all, 1) == 0);
+        if (set_up % 2 == 0 && rank->rank == s->who)
+            fab_peers_give_up(&d.peers, set_up);
+        for (int ms = 0; set_up % 2 == 0 && ms < (mine ? 1000 : 10) && !fab_peers_given_up(&d.peers, set_up); ms++)
+            poll(NULL, 0, 1);
+        CHECK(fab_peers_given_up(&d.peers, set_up) == (mine && set_up % 2 == 0));
+        CHECK(threads_allgather(rank, &one, all, 1) == 0);
+    }
+    CHECK(!fab_peers_failed(&d.peers));
+    device_close(&d);
+    return 0;
+}
+
+static void test_given_up(void **state)
+{
+    (void)state;
+    for (uint32_t who = 0; who < 6; who++) {
+        scene s = {.machines = three_by_two, .node_size = 2, .who = who};
+        assert_int_equal(threads_run(6, give_up_body, &s), 0);
+    }
+}
+
 /* ---- goodbyes ----------------------------------------------------------------------------------- */
 
 static int goodbye_body(threads_rank *rank)
@@ -315,7 +348,7 @@ static void mortal(const processes_rank *rank)
     int status = tide_bootstrap_local(rank->path, rank->rank, rank->n_ranks, 20000, &b);
 
     if (status == TIDE_OK)
-        status = device_open(&d, rank->rank, rank->n_ranks, scattered, tide_bootstrap_allgather, b, 20000);
+        status = device_open(&d, rank->rank, rank->n_ranks, 1, scattered, tide_bootstrap_allgather, b, 20000);
     x->reports[rank->rank].open = status;
     if (status != TIDE_OK) {
         print_error("rank %u: %s\n", rank->rank, tide_last_error());
@@ -428,7 +461,7 @@ static void stopped(const processes_rank *rank)
     int status = tide_bootstrap_local(rank->path, rank->rank, rank->n_ranks, 20000, &b);
 
     if (status == TIDE_OK)
-        status = device_open(&d, rank->rank, rank->n_ranks, two_by_two, tide_bootstrap_allgather, b, 20000);
+        status = device_open(&d, rank->rank, rank->n_ranks, 1, two_by_two, tide_bootstrap_allgather, b, 20000);
     x->reports[rank->rank].open = status;
     if (status != TIDE_OK)
         return;
@@ -590,7 +623,7 @@ static int intruder_body(threads_rank *rank)
                   .other_port = s->steps == 2 && rank->rank == s->who};
     char all[4], one = 1, byte;
     device d;
-    int status = device_open(&d, rank->rank, rank->n_ranks, s->machines, gather_and_knock, &x,
+    int status = device_open(&d, rank->rank, rank->n_ranks, 1, s->machines, gather_and_knock, &x,
                              s->deadline_ms ? s->deadline_ms : 20000);
     for (int i = 0; i < x.n_silent; i++) {
         if (i + WRONG_TOKEN != SILENT) /* not a word to them */
@@ -648,6 +681,13 @@ static void hear_passed(void *context, uint32_t count)
     (void)count;
 }
 
+static void hear_gave_up(void *context, uint64_t set_up, uint64_t rails)
+{
+    (void)context;
+    (void)rails;
+    (void)set_up;
+}
+
 static void hear_failed(void *context, const tide_failure *failure)
 {
     heard *h = context;
@@ -675,7 +715,7 @@ static void hear_where(void *context, uint64_t *call, uint64_t *op)
     *call = *op = 0;
 }
 
-static const fab_link_hooks hearing = {hear_passed, hear_failed, hear_died, hear_left, hear_where};
+static const fab_link_hooks hearing = {hear_passed, hear_gave_up, hear_failed, hear_died, hear_left, hear_where};
 
 static int nonsense_body(threads_rank *rank)
 {
@@ -808,6 +848,7 @@ int main(void)
         cmocka_unit_test(test_barrier_names_who_is_missing),
         cmocka_unit_test(test_failure_spreads),
         cmocka_unit_test(test_failure_outlives_its_rank),
+        cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_goodbye),
         cmocka_unit_test(test_death),
         cmocka_unit_test(test_where_a_rank_waits),

@@ -22,6 +22,7 @@ static gpu_job job_of(uint32_t nodes, uint32_t local)
 {
     gpu_job j = gpu_job_of(nodes * local, local);
     j.fabric = TIDE_FABRIC_NCCL;
+    j.machines = true;
     return j;
 }
 
@@ -117,6 +118,7 @@ static void test_seeds(void **state)
         j.options.head_bytes = 64;
         j.options.k = 1 + (int64_t)(seed % 2);
         j.options.n_ctx = 1 + (int64_t)(seed % 5);
+        j.machines = seed / 8 % 2 == 0;
         assert_nothing_left(run(&j, &c, &n, NULL, NULL));
         assert_fine(&j);
     }
@@ -128,7 +130,8 @@ static int act_path(gpu_job *j, uint32_t r, gpu *g, small_layer *layers, tide_gr
     int status = gpu_adopt(g, &layers[0], groups[0]);
     if (status == TIDE_OK)
         status = tide_group_get_path(groups[0], &path);
-    if (status == TIDE_OK && (strcmp(path.path, "nccl M=2 L=1 unicast") != 0 || !strstr(path.reason, "virtual nodes")))
+    if (status == TIDE_OK && (strcmp(path.path, "nccl M=2 L=1 unicast") != 0 ||
+                              !strstr(path.reason, j->machines ? "a node is a machine" : "virtual nodes")))
         status = TIDE_ERR_INTERNAL;
     return gpu_tell(j, r, status);
 }
@@ -137,11 +140,36 @@ static void test_path(void **state)
 {
     fake_cuda_options c = gpus(2, 1);
     fake_nccl_options n = FAKE_NCCL_OPTIONS;
+    (void)state;
+    for (int machines = 0; machines < 2; machines++) {
+        gpu_job j = job_of(2, 1);
+        j.act = act_path;
+        j.machines = machines;
+        assert_nothing_left(run(&j, &c, &n, NULL, NULL));
+        assert_fine(&j);
+    }
+}
+
+/* Another set of gradients on rank 1, in a call of the same shape: nothing stands still, sums are wrong, and all are told at
+ * the end. */
+static int act_other_call(gpu_job *j, uint32_t r, gpu *g, small_layer *layers, tide_group **groups)
+{
+    int status = gpu_tell(j, r, gpu_adopt(g, &layers[0], groups[0]));
+    if (status == TIDE_OK)
+        status = gpu_round(j, r, g, layers, groups, r == 1 ? 3 : 0);
+    j->wrong[r] = 0;
+    return status;
+}
+
+static void test_other_call(void **state)
+{
+    fake_cuda_options c = gpus(2, 1);
+    fake_nccl_options n = FAKE_NCCL_OPTIONS;
     gpu_job j = job_of(2, 1);
     (void)state;
-    j.act = act_path;
-    assert_nothing_left(run(&j, &c, &n, NULL, NULL));
-    assert_fine(&j);
+    j.act = act_other_call;
+    run(&j, &c, &n, NULL, NULL);
+    assert_told(&j, TIDE_ERR_MISMATCH, "rank 0 and rank 1 disagree: among their calls up to number 4 are different ones");
 }
 
 /* ---- refusals ------------------------------------------------------------------------------------ */
@@ -206,6 +234,7 @@ static left run_fault(gpu_job *j, uint32_t local, int64_t deadline_ms, fault f)
     fake_nccl_options n = FAKE_NCCL_OPTIONS;
     *j = job_of(2, local);
     j->calls = 1;
+    j->machines = f.n % 2;
     j->options.deadline_ms = deadline_ms;
     return run(j, &c, &n, set_fault, &f);
 }
@@ -439,6 +468,7 @@ int main(int n_arguments, char **arguments)
     const struct CMUnitTest long_run[] = {cmocka_unit_test(test_seeds)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_seeds),          cmocka_unit_test(test_path),
+        cmocka_unit_test(test_other_call),
         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_one_node),
         cmocka_unit_test(test_failing_set_up), cmocka_unit_test(test_hanging_set_up),
         cmocka_unit_test(test_failing_calls),  cmocka_unit_test(test_failing_end),

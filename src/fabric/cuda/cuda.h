@@ -34,7 +34,6 @@ typedef struct cuda_tag { _Atomic uint64_t sequence, tag; } cuda_tag;
 typedef struct cuda_page {
     fab_page page;
     cuda_tag tags[CUDA_TAGS];
-    _Atomic uint64_t set_up_failed; /* latest of the extension's rails that this rank has failed to make, counted from 1 */
 } cuda_page;
 
 /* Device memory of one rank as this process sees it. Ranks of one process share the object, so it is counted; each

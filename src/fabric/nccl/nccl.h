@@ -59,7 +59,7 @@ bool nccl_ended(nccl_job *job, int64_t limit_ns, nccl_call *call);
 void nccl_leave(nccl_job *job); /* NULL is fine */
 
 /* Makes the call within the device's deadline. set_up: number of the rail that is being made (0: none): when a rank of this
- * rail and machine has said that it will not finish making that one, there is no sense in waiting; then *alone, and TIDE_OK, since that
+ * rail has said that it will not finish making it, there is no sense in waiting; then *alone, and TIDE_OK, since that
  * rank knows why. Errors name lane and function. A failure of the device ends it as well. */
 int nccl_do(cuda_device *d, nccl_call *call, const char *lane, uint64_t set_up, bool *alone);
 

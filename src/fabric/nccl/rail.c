@@ -43,11 +43,11 @@ static cuda_device *device_of(const fab_rail *r)
 /* ---- making one ---------------------------------------------------------------------------------- */
 
 /* A step of the making has ended on this rank; on all, when it returns. Ranks that wait in NCCL for one that has failed are
- * told, as far as they share a machine. */
+ * told. */
 static int agree_on(cuda_device *d, uint64_t set_up, int status, bool alone)
 {
     if (status != TIDE_OK)
-        atomic_store(&cuda_rank_page(d, d->face.rank)->set_up_failed, set_up);
+        fab_peers_give_up(&d->peers, set_up);
     status = fab_agree(&d->open, status);
     return status == TIDE_OK && alone ? tide_fail(TIDE_ERR_INTERNAL, "NCCL: left alone by no rank") : status;
 }

@@ -148,15 +148,6 @@ void nccl_leave(nccl_job *j)
         job_free(j);
 }
 
-/* Whether a rank of this rail and machine has said that it will not finish making it. */
-static bool given_up(const cuda_device *d, uint64_t set_up)
-{
-    for (uint32_t r = d->face.rank % d->face.node_size; r < d->face.n_ranks; r += d->face.node_size)
-        if (fab_same_machine(&d->open, r) && atomic_load(&cuda_rank_page(d, r)->set_up_failed) >= set_up)
-            return true;
-    return false;
-}
-
 int nccl_do(cuda_device *d, nccl_call *call, const char *lane, uint64_t set_up, bool *alone)
 {
     const char *name = names[call->function];
@@ -174,7 +165,7 @@ int nccl_do(cuda_device *d, nccl_call *call, const char *lane, uint64_t set_up, 
         waited = tide_now_ns() - begin;
         if (fab_peers_failed(&d->peers))
             status = fab_peers_failure(&d->peers, NULL);
-        else if (set_up && given_up(d, set_up))
+        else if (set_up && fab_peers_given_up(&d->peers, set_up))
             *alone = true;
         else if (waited >= d->peers.deadline_ns)
             status = tide_fail(TIDE_ERR_DEADLINE, "%s has not returned for %.3f s", what, (double)waited / 1e9);
