@@ -182,12 +182,12 @@ static int check_messages(const tide_group *g, const char *call, const schedule 
 }
 
 /* Whether the rail takes a call of the group without making its caller wait: a ring of descriptors for each peer and
- * context is all that stands between. Subsets of the parameters need no more than all of them. */
+ * context is all that stands between. Subsets of the parameters need no more than all of them, and either mode as many. */
 static int check_rail(const tide_group *g)
 {
     const tide_comm *comm = g->set->comm;
     uint32_t most = comm->options.rail_ring ? (uint32_t)comm->options.rail_ring : comm->device->rail_ring;
-    const schedule_rs_options all = {NULL, g->plan->geo.grad_dtype, (int)comm->options.mode};
+    const schedule_rs_options all = {NULL, g->plan->geo.grad_dtype, 0};
     uint32_t *counts;
     schedule s;
     int status;
