@@ -24,7 +24,7 @@ EXPORT void *kernels_open(void)
 
 EXPORT void kernels_close(void *k)
 {
-    cuda_kernels_unload(k);
+    cuda_kernels_unload(k, false);
 }
 
 EXPORT void kernels_shape(void *k, uint32_t slot, uint32_t warps, uint32_t slots)

@@ -90,10 +90,11 @@ static double measure(bench *b, work *w, double target)
 
 /* ---- sums ------------------------------------------------------------------------------------- */
 
-static void make_sum(const bench *b, work *w, uint32_t n_sources, uint64_t elems, int beta)
+/* off: bytes that each source begins behind a line of 128 more than the one before it. */
+static void make_sum(const bench *b, work *w, uint32_t n_sources, uint64_t elems, int beta, uint64_t off)
 {
     /* Not a power of two: sources that begin in one bank of the memory each are slower than those of a real call. */
-    uint64_t apart = b->src_bytes / MAX_SUM - 4096 * 37 - 272;
+    uint64_t apart = b->src_bytes / MAX_SUM - 4096 * 37 - 256 - off;
     *w = (work){.window = elems, .n_windows = 1};
     w->segment = (fab_segment){.dst = {(uintptr_t)b->dst, -1, 0}, .elems = elems, .rows = 1, .n_sources = n_sources};
     for (uint32_t i = 0; i < n_sources; i++)
@@ -101,14 +102,15 @@ static void make_sum(const bench *b, work *w, uint32_t n_sources, uint64_t elems
     w->reduce = (fab_reduce){.n_segments = 1, .beta = beta};
 }
 
-static double sum_rate(bench *b, uint32_t n_sources, uint32_t ctas, bool from_l2, const launch_shapes *shapes, int beta)
+static double sum_rate(bench *b, uint32_t n_sources, uint32_t ctas, bool from_l2, uint64_t off,
+                       const launch_shapes *shapes, int beta)
 {
     work w;
     /* In the L2 cache: sources and results of a window take a quarter of it. From memory: windows are walked over, so
      * that what is read was last touched a whole buffer ago. */
     uint64_t all = b->dst_bytes / 4 - (1 << 20), item = 2 * n_sources + 4;
     uint64_t window = from_l2 ? (uint64_t)b->g->l2_bytes / 4 / item & ~UINT64_C(4095) : (ctas < 16 ? all / 16 : all / 4) & ~UINT64_C(4095);
-    make_sum(b, &w, n_sources, window, beta);
+    make_sum(b, &w, n_sources, window, beta, off);
     w.ctas = ctas;
     w.n_windows = from_l2 ? 1 : all / window;
     cuda_kernels_shapes(b->g->kernels, shapes);
@@ -121,20 +123,23 @@ static void sums(bench *b)
     static const uint32_t ctas[] = {1, 2, 4, 8, 16, 32, 64, 132};
     const launch_shape all[] = {launch_default_shapes.thin, launch_default_shapes.fat, launch_default_shapes.wide};
     static const char *const names[] = {"thin", "fat", "wide"};
+    static const struct { const char *name; bool l2; uint64_t off; } from[] = {
+        {"HBM", false, 0}, {"HBM+16", false, 16}, {"L2", true, 0}};
     launch_shapes shapes = launch_default_shapes;
 
-    printf("sums of bf16 into fp32, GB/s read and written, all CTAs (a CTA)\n%-6s %-8s %-5s", "shape", "sources", "from");
+    printf("sums of bf16 into fp32, GB/s read and written, all CTAs (a CTA); +16: sources begin off lines of 128 bytes\n"
+           "%-6s %-8s %-7s", "shape", "sources", "from");
     for (size_t i = 0; i < sizeof ctas / sizeof *ctas; i++)
         printf(" %8u CTA%s", ctas[i], ctas[i] == 1 ? " " : "s");
     printf("\n");
     for (int i = 0; i < 3; i++) {
         shapes.fat = shapes.thin = shapes.wide = all[i];
         for (uint32_t n = 2; n <= 8; n += 6) {
-            for (int l2 = 0; l2 < 2; l2++) {
-                printf("%-6s %-8u %-5s", names[i], n, l2 ? "L2" : "HBM");
-                for (size_t i = 0; i < sizeof ctas / sizeof *ctas && b->code == CLI_OK; i++) {
-                    double rate = sum_rate(b, n, ctas[i], l2, &shapes, FAB_BETA_ZERO);
-                    printf(" %6.0f (%3.0f)", rate, rate / ctas[i]);
+            for (size_t f = 0; f < sizeof from / sizeof *from; f++) {
+                printf("%-6s %-8u %-7s", names[i], n, from[f].name);
+                for (size_t c = 0; c < sizeof ctas / sizeof *ctas && b->code == CLI_OK; c++) {
+                    double rate = sum_rate(b, n, ctas[c], from[f].l2, from[f].off, &shapes, FAB_BETA_ZERO);
+                    printf(" %6.0f (%3.0f)", rate, rate / ctas[c]);
                     fflush(stdout);
                 }
                 printf("\n");
@@ -143,8 +148,8 @@ static void sums(bench *b)
     }
     for (uint32_t n = 2; n <= 8 && b->code == CLI_OK; n += 6)
         printf("%u sources and the results so far (beta 1), %d CTAs: %.0f GB/s; 1 CTA: %.0f\n", n, b->g->n_sms,
-               sum_rate(b, n, (uint32_t)b->g->n_sms, false, &launch_default_shapes, FAB_BETA_ONE),
-               sum_rate(b, n, 1, false, &launch_default_shapes, FAB_BETA_ONE));
+               sum_rate(b, n, (uint32_t)b->g->n_sms, false, 0, &launch_default_shapes, FAB_BETA_ONE),
+               sum_rate(b, n, 1, false, 0, &launch_default_shapes, FAB_BETA_ONE));
 }
 
 /* Which shape is best: a CTA alone, 32, and one an SM. */
@@ -163,10 +168,10 @@ static void shapes(bench *b)
         char name[32];
         snprintf(name, sizeof name, "%ux%ux%u", tries[i].slot, tries[i].warps, tries[i].slots);
         printf("%-16s %10.1f %9.1f %8.1f %8.1f %8.1f %8.1f %8.1f %8.1f\n", name, launch_shared_bytes(&tries[i]) / 1024.0,
-               sum_rate(b, 8, 1, false, &s, FAB_BETA_ZERO), sum_rate(b, 8, 1, true, &s, FAB_BETA_ZERO),
-               sum_rate(b, 2, 1, false, &s, FAB_BETA_ZERO), sum_rate(b, 8, 32, false, &s, FAB_BETA_ZERO) / 32,
-               sum_rate(b, 2, 32, false, &s, FAB_BETA_ZERO) / 32, sum_rate(b, 8, all, false, &s, FAB_BETA_ZERO) / all,
-               sum_rate(b, 2, all, false, &s, FAB_BETA_ZERO) / all);
+               sum_rate(b, 8, 1, false, 0, &s, FAB_BETA_ZERO), sum_rate(b, 8, 1, true, 0, &s, FAB_BETA_ZERO),
+               sum_rate(b, 2, 1, false, 0, &s, FAB_BETA_ZERO), sum_rate(b, 8, 32, false, 0, &s, FAB_BETA_ZERO) / 32,
+               sum_rate(b, 2, 32, false, 0, &s, FAB_BETA_ZERO) / 32, sum_rate(b, 8, all, false, 0, &s, FAB_BETA_ZERO) / all,
+               sum_rate(b, 2, all, false, 0, &s, FAB_BETA_ZERO) / all);
     }
     cuda_kernels_shapes(b->g->kernels, &launch_default_shapes);
 }
@@ -229,8 +234,8 @@ static void launches(bench *b)
 
     for (uint32_t i = 0; i < PARTS; i++)
         runs[i] = run_of(b, 4096 * i, 8192 * i, 512 + 16 * i, 1, 0, 0);
-    make_sum(b, &w[0], 8, 4096, FAB_BETA_ZERO);
-    make_sum(b, &w[1], 2, 4096, FAB_BETA_ZERO);
+    make_sum(b, &w[0], 8, 4096, FAB_BETA_ZERO, 0);
+    make_sum(b, &w[1], 2, 4096, FAB_BETA_ZERO, 0);
     w[2] = (work){.is_copy = true};
     w[2].copy = (fab_copy){.runs = runs, .n_runs = PARTS, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE};
     w[3] = (work){.is_copy = true};
