@@ -22,11 +22,11 @@
 
 #include "fabric/cuda/driver.h"
 
-enum { FAKE_MAX_DEVICES = 8, FAKE_MAX_CONNECTIONS = 32 };
+enum { FAKE_MAX_DEVICES = 8, FAKE_MAX_CONNECTIONS = 64 };
 
 typedef struct fake_cuda_options {
     int devices;
-    int connections; /* hardware queues a device; 1..32 */
+    int connections; /* hardware queues a device; 1..64: a GPU has 32 at most, more let many ranks share one */
     uint64_t seed;
     int version;
     uint64_t granularity; /* of MemCreate */
