@@ -11,6 +11,7 @@
 #   lifetime       10,000 calls of two groups in the same slots; then with too few hardware queues, whatever comes of it
 #   calibrate      tide calibrate --fabric cuda: the log is a machine file
 #   tests          tests/gpu: FSDP2 on TIDE against stock FSDP2
+#   tests-nccl     the same on the NCCL fabric, and with four ranks, which share GPUs; with the NCCL of $NCCL_DIR/env.sh (.nccl)
 #   ops overlap train   the benches; their numbers also as JSON
 #   rivals         bench/ops.py: NCCL on windows and symmetric memory; with the NCCL of $NCCL_DIR/env.sh (.nccl) if there
 #   demo           make demo
@@ -95,6 +96,10 @@ run() {
         exit $code' "$tide" ;;
     calibrate) part calibrate "$tide" calibrate --fabric cuda ;;
     tests) part tests "$python" -m pytest -v -s --tb=no -rs -p no:cacheprovider --maxfail=12 tests/gpu ;;
+    tests-nccl) part tests-nccl sh -c '
+        [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
+        export TIDE_FABRIC=nccl NCCL_MULTI_RANK_GPU_ENABLE=1
+        exec "$0" -m pytest -v -s --tb=no -rs -p no:cacheprovider --maxfail=12 tests/gpu/test_meshes_gpu.py tests/gpu/test_rows_gpu.py tests/gpu/test_gpu.py' "$python" ;;
     ops) part ops "$python" bench/ops.py --parts ag,rs,frontier --out "$out/ops.json" ;;
     rivals) part rivals sh -c '
         [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
@@ -106,7 +111,7 @@ run() {
     esac
 }
 
-[ $# -gt 0 ] || set -- build info driver-rules nccl-rules kernels check lifetime calibrate tests ops rivals overlap train demo
+[ $# -gt 0 ] || set -- build info driver-rules nccl-rules kernels check lifetime calibrate tests tests-nccl ops rivals overlap train demo
 for name in "$@"; do run "$name"; done
 echo
 echo "==== gpu.sh: $(($(date +%s) - began)) s$summary"

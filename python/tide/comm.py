@@ -185,6 +185,10 @@ class Comm:
         raise TideError(where + text, status)
 
     @property
+    def failed(self):
+        return lib.tide_comm_check(self._handle, None) != 0
+
+    @property
     def info(self):
         info = _lib.CommInfo()
         self.check(lib.tide_comm_get_info(self._handle, byref(info)))

@@ -1,4 +1,8 @@
-"""Two ranks on two GPUs, a process each, for the whole session. Without them everything here is skipped."""
+"""Two ranks on two GPUs, a process each, for the whole session. Without them everything here is skipped.
+
+NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 and newer, in front of stock FSDP2's collectives too) lets ranks share a GPU: then one
+GPU is enough, and the tests of four ranks run. TIDE_FABRIC=nccl runs everything on the NCCL fabric.
+"""
 
 import os
 import pathlib
@@ -30,17 +34,20 @@ from pool import Pool  # noqa: E402
 LIMIT_S = 60  # a job
 
 
-def why_not():
+SHARED = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def why_not(ranks):
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU"
-    if torch.cuda.device_count() < 2:
-        return f"{torch.cuda.device_count()} GPU, 2 needed"
+    if torch.cuda.device_count() < ranks and not SHARED:
+        return f"{torch.cuda.device_count()} GPU, {ranks} needed, or NCCL_MULTI_RANK_GPU_ENABLE=1"
     return None
 
 
 def pytest_collection_modifyitems(items):
-    if reason := why_not():
-        for item in items:
+    for item in items:
+        if reason := why_not(4 if "four" in item.fixturenames else 2):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -53,6 +60,12 @@ def pytest_runtest_logreport(report):
 @pytest.fixture(scope="session")
 def pool():
     with Pool(2, limit_s=LIMIT_S, device="cuda") as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four():
+    with Pool(4, limit_s=LIMIT_S, device="cuda") as ranks:
         yield ranks
 
 

@@ -76,7 +76,7 @@ def on_tide(steps, policy=t.MIXED, each=None, around=contextlib.nullcontext, **i
         result = train(model, steps, each)
         torch.cuda.synchronize()
     report = tide.fsdp2.report(model)
-    assert all(g.path.startswith("tide cuda") and g.all_gathers >= steps for g in report), str(report)
+    assert all(g.path.startswith(f"tide {t.FABRIC} ") and g.all_gathers >= steps for g in report), str(report)
     tide.fsdp2.uninstall(model)
     return result
 

@@ -1,5 +1,5 @@
 """A pool of rank processes with a process group among them, kept over many tests: gloo, or with device "cuda" one GPU a
-rank, NCCL for its tensors and gloo for those of the CPU.
+rank while there are so many, NCCL for its tensors and gloo for those of the CPU.
 
     results = pool.run(function, *args)    # function(*args) on every rank, in rank order
 
@@ -97,7 +97,7 @@ def _serve(pipe, rank, size, store, device):
 
     torch.set_num_threads(1)
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
         store=dist.FileStore(store, size),

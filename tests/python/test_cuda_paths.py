@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_modul
 import tide.fsdp2
 import training as t
 from tide._lib import lib
-from tide.fsdp2 import support
+from tide.fsdp2 import session, support
 from tide.fsdp2.session import installations
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA fabric can be opened here")
@@ -109,6 +110,30 @@ def test_a_fabric_that_cannot_be_opened(pool):
     assert [path.split()[0] for _, path, _ in mixed] == ["tide", "tide", "stock", "stock"], mixed
     name, text = pool.run(refused, 2, True)[0]
     assert name == "TIDE_ERR_UNSUPPORTED" and "blocks.1" in text and "CUDA" in text
+
+
+def test_a_failure_waits_for_no_stream_of_the_library(monkeypatch):
+    """One of them may stand in NCCL for good, and the whole GPU with it."""
+    waited = []
+
+    class Named:
+        def __init__(self, name):
+            self.synchronize = lambda: waited.append(name)
+
+    class Group:
+        device = torch.device("cuda", 0)
+        comm_ctx = types.SimpleNamespace(
+            all_gather_stream=Named("all-gather"), reduce_scatter_stream=Named("reduce-scatter"), all_gather_state=None
+        )
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(device))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    computing = Named("computing")
+    session._settle([Group, Group], False)
+    assert waited == [torch.device("cuda", 0)]
+    waited.clear()
+    session._settle([Group, Group], True)
+    assert waited == ["computing", "all-gather", "reduce-scatter"]
 
 
 def connections(setting, started):

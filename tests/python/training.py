@@ -19,7 +19,7 @@ import tide.fsdp2
 from tide.demo.meter import Audit
 
 DEVICE = os.environ.get("TIDE_TEST_DEVICE", "cpu")
-FABRIC = {"cpu": "host", "cuda": "cuda"}[DEVICE]
+FABRIC = os.environ.get("TIDE_FABRIC") or {"cpu": "host", "cuda": "cuda"}[DEVICE]
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 PURE = MixedPrecisionPolicy()
 IN, DIM, HIDDEN, OUT = (

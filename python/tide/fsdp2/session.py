@@ -343,8 +343,7 @@ class Installation:
                 for p in group.fsdp_params:
                     p.__dict__.pop("_tide", None)
         self.bindings, self.landing, self.slot = [], {}, {}
-        for device in {group.device for unit in self.units for group in unit.groups if group.device.type == "cuda"}:
-            torch.cuda.synchronize(device)  # torch's kernels may still read landings and shards
+        _settle([group for unit in self.units for group in unit.groups], any(comm.failed for comm in self.comms))
         self._destroy_comms()
 
     def _destroy_comms(self):
@@ -381,6 +380,22 @@ class Installation:
                     )
                 )
         return rows
+
+
+def _settle(groups, failed):
+    """Torch's kernels may still read landings and shards. After a failure one of the library's streams may stand in NCCL
+    for good, and with it whoever waits for the whole GPU: then only for the streams that FSDP2 computes and
+    communicates on."""
+    for device in {group.device for group in groups if group.device.type == "cuda"}:
+        if not failed:
+            torch.cuda.synchronize(device)
+            continue
+        streams = [torch.cuda.current_stream(device)]
+        for group in groups:
+            if group.device == device:
+                streams += [stream for name, stream in vars(group.comm_ctx).items() if name.endswith("_stream")]
+        for stream in dict.fromkeys(streams):
+            stream.synchronize()
 
 
 _OTHER_RANK = re.compile(r"^rank (\d+): ")
