@@ -1,6 +1,7 @@
 """One installation: which groups go on TIDE (the same on all ranks), their communicators and landings, and the way
 back."""
 
+import hashlib
 import os
 import re
 import weakref
@@ -220,23 +221,23 @@ class Installation:
                     )
                     process_groups.setdefault(pg, []).append((group, name))
             for pg, members in process_groups.items():
-                told = [(name, mine[group], _signature(group)) for group, name in members]
+                told = [(name, _signature(group)) for group, name in members]
+                why = [mine[group] for group, _ in members]
                 ranks = dist.get_process_group_ranks(pg)
-                everyone, asked, machines = zip(*exchange.of_objects(pg, (told, self.asked, fabric.machine())))
-                for rank, theirs, other in zip(ranks, everyone, asked):
+                everyone = exchange.of_objects(
+                    pg, (_digest(told), why if any(why) else None, self.asked, fabric.machine())
+                )
+                digests, reasons, asked, machines = zip(*everyone)
+                for rank, other in zip(ranks, asked):
                     if other != asked[0]:
                         raise TideError(
                             f"install: fabric: {other!r} on rank {rank}, {asked[0]!r} on rank {ranks[0]}",
                             code_of("TIDE_ERR_MISMATCH"),
                         )
-                    if [row[::2] for row in theirs] != [row[::2] for row in everyone[0]]:
-                        raise TideError(
-                            f"install: rank {rank} has other parameter groups than rank {ranks[0]}: "
-                            + _difference(everyone[0], theirs),
-                            code_of("TIDE_ERR_MISMATCH"),
-                        )
+                if len(set(digests)) > 1:
+                    _raise_difference(ranks, exchange.of_objects(pg, told))
                 for k, (group, _) in enumerate(members):
-                    mine[group] = _one_reason(ranks, [theirs[k][1] for theirs in everyone])
+                    mine[group] = _one_reason(ranks, [theirs and theirs[k] for theirs in reasons])
                     if kind is FSDPMeshInfo:
                         self.fabric[group] = fabric.choose(self.asked, group.device.type, machines)
         return mine
@@ -423,11 +424,23 @@ def _signature(group):
     ]
 
 
-def _difference(ours, theirs):
+def _digest(told):
+    """What a thousand ranks can send each other of a large model."""
+    return hashlib.sha256(repr(told).encode()).digest()
+
+
+def _raise_difference(ranks, everyone):
+    """everyone: [(name, signature) of each group] of each rank, not all alike."""
+    ours = everyone[0]
+    rank, theirs = next((rank, theirs) for rank, theirs in zip(ranks, everyone) if theirs != ours)
     if len(ours) != len(theirs):
-        return f"{len(theirs)} groups instead of {len(ours)}"
-    a, b = next((a, b) for a, b in zip(ours, theirs) if a[::2] != b[::2])
-    return f"{b[0]} {b[2]} instead of {a[0]} {a[2]}"
+        text = f"{len(theirs)} groups instead of {len(ours)}"
+    else:
+        a, b = next((a, b) for a, b in zip(ours, theirs) if a != b)
+        text = f"{b[0]} {b[1]} instead of {a[0]} {a[1]}"
+    raise TideError(
+        f"install: rank {rank} has other parameter groups than rank {ranks[0]}: {text}", code_of("TIDE_ERR_MISMATCH")
+    )
 
 
 def _spec(group, name, ring):
