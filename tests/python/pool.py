@@ -9,15 +9,30 @@ traceback. A rank that dies or passes the time limit ends the pool; the next run
 
 import multiprocessing as mp
 import os
+import sys
 import tempfile
 import time
 import traceback
 from datetime import timedelta
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 
 
 class RankError(AssertionError):
     pass
+
+
+def _context(device):
+    """Importing torch takes seconds of a core: it is done once, in a process that every rank is then forked from. A
+    CUDA context must not come near a fork."""
+    if device == "cuda":
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["training", "torch._dynamo"])  # the latter comes with the first fully_shard
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # where Python < 3.12 looks for them
+    forkserver.ensure_running()
+    os.environ["PYTHONPATH"] = before
+    return context
 
 
 class Pool:
@@ -32,7 +47,7 @@ class Pool:
         self.stop()
 
     def start(self):
-        context = mp.get_context("spawn")
+        context = _context(self.device)
         self.store = tempfile.TemporaryDirectory(prefix="tide-store-")
         self.ranks = []
         for rank in range(self.size):

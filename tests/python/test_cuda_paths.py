@@ -136,26 +136,30 @@ def test_a_failure_waits_for_no_stream_of_the_library(monkeypatch):
     assert waited == ["computing", "all-gather", "reduce-scatter"]
 
 
-def connections(setting, started):
-    code = (
-        "import torch\n"
-        f"torch.cuda.is_initialized = lambda: {started}\n"
-        "from tide.fsdp2 import support\n"
-        "import os\n"
-        "print(os.environ.get(support.CONNECTIONS), support._too_late)\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != support.CONNECTIONS}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    if setting:
-        environment[support.CONNECTIONS] = setting
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+# One process a case, forked from one that has imported torch.
+CONNECTIONS = """
+import os, torch, torch.distributed.fsdp
+for setting, started in ((None, False), ("16", False), (None, True), ("16", True)):
+    child = os.fork()
+    if child == 0:
+        os.environ.pop(NAME, None)
+        if setting:
+            os.environ[NAME] = setting
+        torch.cuda.is_initialized = lambda: started
+        from tide.fsdp2 import support
+        print(os.environ.get(NAME), support._too_late, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
 
 
 def test_connections():
-    assert connections(None, False).startswith("32 None")
-    assert connections("16", False).startswith("16 None")
-    assert connections(None, True).startswith("None CUDA_DEVICE_MAX_CONNECTIONS is unset and CUDA has started")
-    assert connections("16", True).startswith("16 None")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = CONNECTIONS.replace("NAME", repr(support.CONNECTIONS))
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    fresh, given, late, given_late = out.splitlines()
+    assert fresh.startswith("32 None") and given.startswith("16 None") and given_late.startswith("16 None")
+    assert late.startswith("None CUDA_DEVICE_MAX_CONNECTIONS is unset and CUDA has started")
 
 
 def test_what_is_offered_to_torch_is_given_once():
