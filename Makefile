@@ -29,8 +29,8 @@ UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/un
 CXX      ?= g++
 EMULATED := $(if $(SAN),,$(shell printf '\043include <barrier>\n' | $(CXX) -std=c++20 -x c++ -E - >/dev/null 2>&1 && echo $(BUILD)/tests/test_kernels))
 UNIT     += $(EMULATED)
-# ONLY="engine comm": unit tests whose names contain one of the words.
-UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT) $(FUZZ),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t))))),$(t))),$(UNIT) $(FUZZ))
+# ONLY="engine comm": unit tests whose names contain one of the words; a point stands for the end of a name.
+UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT) $(FUZZ),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t)).))),$(t))),$(UNIT) $(FUZZ))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c tests/fakes/*.c src/cli/rules*.c)))
 
 # Fuzz targets. MAIN is what runs them: replay.o on the corpus, or libFuzzer (scripts/fuzz.sh).
@@ -38,7 +38,7 @@ FUZZ    := $(patsubst tests/fuzz/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/fu
 MAIN    ?= $(BUILD)/tests/fuzz/replay.o
 SECONDS ?= 60
 
-.PHONY: named $(UNIT:%=%.run) $(FUZZ:%=%.run) fuzz fuzzers all lib cli units unit test test-long venv demo deps benches bench plots clean install uninstall
+.PHONY: named $(UNIT:%=%.run) $(FUZZ:%=%.run) fuzz fuzzers all lib cli units objects unit test test-long venv demo deps benches bench plots clean install uninstall
 export PYTHON
 all: lib $(if $(CLI_SRC),cli)
 lib: $(BUILD)/libtide.a $(BUILD)/libtide.so
@@ -47,6 +47,9 @@ cli: $(BUILD)/tide
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(ALLFLAGS) -c $< -o $@
+# Unit tests are compiled more often than they are waited for.
+TEST_OPT ?= -O1
+$(BUILD)/tests/unit/%.o: ALLFLAGS += $(TEST_OPT)
 
 ifneq ($(NVCC_PATH),)
 $(KERNELS): $(KERNEL_SRC)
@@ -106,6 +109,8 @@ $(FUZZ:%=%.run): $(BUILD)/tests/fuzz_%.run: $(BUILD)/tests/fuzz_%
 fuzz:
 	@SECONDS_IN_ALL=$(SECONDS) sh scripts/fuzz.sh
 units: $(UNIT) $(FUZZ) $(BUILD)/tide-fake
+# All that units consists of, not linked: for a compiler's warnings.
+objects: $(LIB_OBJ) $(CLI_OBJ) $(SUPPORT) $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/unit/*.c tests/fault/*.c tests/fuzz/*.c tests/fakes/tide/*.c))
 # Each test's output is printed whole when it has ended, so that -j runs several at once.
 unit: $(UNIT_RUN:%=%.run)
 $(UNIT:%=%.run): %.run: %

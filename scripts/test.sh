@@ -1,5 +1,6 @@
 #!/bin/sh
-# test.sh - all that `make test` does, in the order in which it is cheapest to fail.
+# test.sh - all that `make test` does, in the order in which it is cheapest to fail. pytest, whose ranks wait for each
+# other half of the time, runs beside the C tests from the first build on; its output comes at the end.
 #
 # Environment: CC, PYTHON, MAKE, JOBS. Ends at the first failing section with its exit code.
 set -eu
@@ -9,7 +10,9 @@ jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
 unset MAKEFLAGS MFLAGS MAKELEVEL
 quiet="-s -j$jobs KERNELS=build/kernels.fatbin"
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+pytest=
+trap '[ -z "$pytest" ] || kill "$pytest" 2>/dev/null; rm -rf "$scratch"' EXIT
+trap 'exit 130' INT TERM
 started=$(date +%s)
 skipped=
 
@@ -55,14 +58,22 @@ printf '#include <barrier>\n' | "${CXX:-g++}" -std=c++20 -x c++ -E - >/dev/null 
 python=$(PYTHON=${PYTHON:-python3} sh scripts/python.sh)
 echo "python: $python, $("$python" -c 'import sys, torch; print(sys.version.split()[0], "torch", torch.__version__)')"
 
+heading "$first: build with -Wall -Wextra -Wpedantic -Werror"
+$make $quiet CC=$first all
+suites=; for d in tests/cli tests/python; do [ -d $d ] && suites="$suites $d"; done
+TIDE_BUILD=$PWD/build PYTHONPATH=$PWD/python "$python" -m pytest -q -x --tb=short $suites >"$scratch/pytest" 2>&1 &
+pytest=$!
+$make $quiet CC=$first units benches
+heading "$first: unit tests"
+$make $quiet CC=$first unit
+
+# The second compiler's code: what it could translate otherwise, arithmetic and the engine; a run of all takes a minute.
 for cc in $compilers; do
-    build=build; [ $cc = "$first" ] || build=build-$cc
-    heading "$cc: build with -Wall -Wextra -Wpedantic -Werror"
-    $make $quiet CC=$cc BUILD=$build all units benches
-    # The second compiler's code: what it could translate otherwise, arithmetic and the engine; a run of all takes a minute.
-    some=; [ $cc = "$first" ] || some="geometry plan schedule fabric_host engine"
-    heading "$cc: unit tests${some:+: $some}"
-    $make $quiet CC=$cc BUILD=$build unit ONLY="$some"
+    [ $cc != "$first" ] || continue
+    some="geometry plan schedule fabric_host engine"
+    heading "$cc: build with -Wall -Wextra -Wpedantic -Werror, unit tests: $some"
+    $make $quiet CC=$cc BUILD=build-$cc CFLAGS=-O3 objects all benches
+    $make $quiet CC=$cc BUILD=build-$cc CFLAGS=-O3 unit ONLY="$some"
 done
 
 # The CUDA fabric over the fake driver: random configurations, in several moods of its scheduler.
@@ -78,14 +89,14 @@ heading "GPUs that are not there: tide check --fabric cuda"
 fake_gpus build 100
 
 # A sanitizer runs with the first compiler whose run-time library works here: unit tests, then `calls` of tide check.
-sanitized() { # name, build folder, flags, calls, which unit tests...
-    name=$1 build=$2 flags=$3 calls=$4; shift 4
+# -g1 has the lines of a report.
+sanitized() { # name, build folder, flags, calls, which unit tests
+    name=$1 build=$2 flags=$3 calls=$4 some=$5
     for cc in $compilers; do
         if works $cc -g $flags; then
-            heading "$cc, $name: build"
-            $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" all units
-            heading "$cc, $name: tests"
-            $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" SAN="$flags" unit "$@"
+            heading "$cc, $name: unit tests${some:+: $some}"
+            $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g1 -fno-omit-frame-pointer" TEST_OPT=-O0 SAN="$flags" \
+                cli $build/tide-fake unit ONLY="$some"
             heading "$cc, $name: tide check"
             $build/tide check --seed 1000000 --calls $calls
             fake_gpus $build $((calls / 5))
@@ -95,8 +106,9 @@ sanitized() { # name, build folder, flags, calls, which unit tests...
     skip "$name" "no compiler here links and runs with $flags"
 }
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 300
-sanitized "TSan" build-tsan "-fsanitize=thread" 150 ONLY="engine fabric_host comm_failures calls_walk bootstrap test_cuda faults link"
+sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 300 ""
+sanitized "TSan" build-tsan "-fsanitize=thread" 150 \
+    "engine fabric_host comm_failures calls_walk bootstrap link nccl test_cuda. cuda_device faults"
 
 heading "dependency directions"
 python3 scripts/check_deps.py build || exit 1
@@ -105,8 +117,11 @@ heading "install, pkg-config and the example"
 CC=$first sh tests/install_test.sh
 
 heading "pytest"
-suites=; for d in tests/cli tests/python; do [ -d $d ] && suites="$suites $d"; done
-TIDE_BUILD=$PWD/build PYTHONPATH=$PWD/python "$python" -m pytest -q -x --tb=short $suites
+code=0
+wait "$pytest" || code=$?
+pytest=
+cat "$scratch/pytest"
+[ $code = 0 ] || exit $code
 
 heading "done"
 [ -z "$skipped" ] || printf 'skipped:%s\n' "$skipped"

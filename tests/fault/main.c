@@ -1,7 +1,7 @@
 /*
  * main.c - runs the faults and prints a row each.
  *
- *     test_faults                 every case of the table, and a hundred random kills
+ *     test_faults                 every case of the table, and a hundred random kills (25 under a sanitizer)
  *     test_faults WORD            the cases whose kind or name contains it
  *     test_faults --kills N SEED  a peer killed N times, at every phase and in set-up
  */
@@ -12,9 +12,10 @@
 #include <sys/wait.h>
 
 #include "../harness/processes.h"
+#include "../harness/sanitized.h"
 #include "fault.h"
 
-enum { PATIENCE_S = 60, LIMIT_MS = 20000, KILLS = 100 };
+enum { PATIENCE_S = 60, LIMIT_MS = 20000, KILLS = SANITIZED ? 25 : 100 };
 
 static const char *code_name(int code)
 {

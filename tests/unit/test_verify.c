@@ -12,13 +12,10 @@
 #include <cmocka.h>
 
 #include "../harness/dice.h"
+#include "../harness/sanitized.h"
 #include "schedule/proof.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-static uint32_t n_plans = 200;
-#else
-static uint32_t n_plans = 2000;
-#endif
+static uint32_t n_plans = SANITIZED ? 200 : 2000;
 static uint64_t first_seed = 1;
 
 /* ---- op lists by hand: each rank passes BYTES to its neighbour's landing ------------------------------------- */
