@@ -71,7 +71,7 @@ def test_bad_words(tide):
         ("--threads --procs", "--procs: excludes --threads"),
         ("--nodes 9 --local 8 --w-wave 3 --model llama-3.1-70b", None),
         ("x", "'x': unexpected argument"),
-        ("--fabric x", "--fabric: 'x' is not built in, expected host or cuda"),
+        ("--fabric x", "--fabric: 'x' is not built in, expected host, cuda or nccl"),
         ("--groups 2", "--groups: is drawn at random without --model or --shapes"),
         ("--grad-dtype fp32", "--grad-dtype: is drawn at random without --model or --shapes"),
     ]:

@@ -267,7 +267,7 @@ static void test_sums_equal_the_host(void **state)
         free(pool[i]);
     free(naive);
     free(out);
-    cuda_kernels_unload(k);
+    cuda_kernels_unload(k, false);
 }
 
 /* More segments, more sources and more posts than a struct holds: several launches, the posts with the last. */
@@ -319,7 +319,7 @@ static void test_sums_are_split(void **state)
     reduce.n_segments = 0;
     assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, (uintptr_t)&done, posts, 1, 5), TIDE_OK);
     assert_int_equal(words[0], 5);
-    cuda_kernels_unload(k);
+    cuda_kernels_unload(k, false);
 }
 
 static void test_shapes(void **state)
@@ -375,7 +375,7 @@ static void test_shapes(void **state)
     segment.n_sources = 2;
     assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 8, 0, NULL, 0, 0), TIDE_ERR_UNSUPPORTED);
     assert_non_null(strstr(tide_last_error(), "one dtype"));
-    cuda_kernels_unload(k);
+    cuda_kernels_unload(k, false);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -418,7 +418,7 @@ static void test_copies_equal_the_host(void **state)
     free(naive);
     free(out);
     free(src);
-    cuda_kernels_unload(k);
+    cuda_kernels_unload(k, false);
 }
 
 /* What goes where. One source memory and one destination, each large enough for every case. */
@@ -522,7 +522,7 @@ static void test_choices(void **state)
     assert_true(seen.fills + seen.fills_2d == 0 && seen.launches == 1);
     free(dst);
     free(src);
-    cuda_kernels_unload(k);
+    cuda_kernels_unload(k, false);
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -545,7 +545,7 @@ static void test_loading(void **state)
     assert_null(k);
     if (!image_bytes)
         assert_non_null(strstr(tide_last_error(), "built without nvcc"));
-    cuda_kernels_unload(NULL);
+    cuda_kernels_unload(NULL, false);
     tide_alloc_fail_at(1);
     assert_int_equal(cuda_kernels_load(&table, NULL, &k), TIDE_ERR_MEMORY);
     tide_alloc_fail_at(0);
