@@ -73,7 +73,7 @@ static tide_options knobs(const probe *p)
     tide_options o = TIDE_OPTIONS_INIT;
     o.multicast = 0; /* a copy a rank, as the model has it for machines without multicast */
     o.c_sum = 1;
-    o.c_land = p->c_land ? p->c_land : 1;
+    o.c_land = p->c_land;
     o.target = p->run->fabric->timer != NULL;
     return o;
 }
@@ -203,7 +203,8 @@ static int probe_rank(const rank_start *start)
     cd.allgather = start->n_ranks > 1 ? start->allgather : NULL;
     cd.allgather_context = start->allgather_context;
     cd.options = &options;
-    if (describe(p, &shapes, &desc) && (start->rank != 0 || !fabric->timer || fabric->timer->gate(&d, &p->gate) == TIDE_OK) &&
+    if (describe(p, &shapes, &desc) &&
+        (start->rank != 0 || !fabric->timer || fabric->timer->gate(&d, &p->gate) == TIDE_OK) &&
         tide_comm_create(&cd, &comm) == TIDE_OK && tide_groups_create(comm, &desc, 1, &group) == TIDE_OK &&
         make_memory(p, &d, group, &memory)) {
         args.grads = memory.grads;
@@ -410,6 +411,8 @@ static int find_device_memory(run *r)
 enum { EVERYWHERE, ON_HOST, ON_DEVICES };
 typedef struct unknown { probe p; size_t key, also; bool rate; int where; } unknown;
 #define KEY(name) offsetof(plan_machine, name)
+#define CALL(name, m, l, items, reduces, ctas) \
+    {.what = name, .nodes = m, .local = l, .size = items, .reduce = reduces, .c_land = ctas}
 
 /* The bound that a search without an answer has ended at, or 0. */
 static double bounds_edge(bool rate, double value)
@@ -433,21 +436,21 @@ static void find_host_times(run *r, const enqueueing *few, const enqueueing *man
 
 static int find_all(run *r, enqueueing host[2])
 {
-    enum { NONE = 0 }; /* offset of the name: no key */
+    enum { GATHER, REDUCE, NONE = 0 /* offset of the name: no key */ };
     static const unknown unknowns[] = {
-        {{.what = "device_op, signal_latency", .nodes = 1, .local = 2, .size = TINY}, KEY(device_op), KEY(signal_latency), false, EVERYWHERE},
-        {{.what = "local_copy_rate", .nodes = 1, .local = 1, .size = BIG}, KEY(local_copy_rate), NONE, true, EVERYWHERE},
-        {{.what = "local_copy_descriptor", .nodes = 1, .local = 1, .size = MANY}, KEY(local_copy_descriptor), NONE, false, EVERYWHERE},
-        {{.what = "copy_rate, nvlink_rate", .nodes = 1, .local = 2, .size = BIG}, KEY(copy_rate), KEY(nvlink_rate), true, EVERYWHERE},
-        {{.what = "copy_descriptor", .nodes = 1, .local = 2, .size = MANY}, KEY(copy_descriptor), NONE, false, EVERYWHERE},
-        {{.what = "sum_cta_rate", .nodes = 1, .local = 1, .size = BIG, .reduce = true}, KEY(sum_cta_rate_in_situ), KEY(sum_cta_rate), true, EVERYWHERE},
-        {{.what = "sum_cta_rate_in_situ", .nodes = 1, .local = 2, .size = BIG, .reduce = true}, KEY(sum_cta_rate_in_situ), NONE, true, EVERYWHERE},
-        {{.what = "nic_latency", .nodes = 2, .local = 1, .size = TINY}, KEY(nic_latency), NONE, false, EVERYWHERE},
-        {{.what = "nic_rate", .nodes = 2, .local = 1, .size = BIG}, KEY(nic_rate), NONE, true, EVERYWHERE},
-        {{.what = "round_wait", .nodes = 2, .local = 1, .size = TINY, .reduce = true}, KEY(round_wait), NONE, false, EVERYWHERE},
-        {{.what = "land_cta_rate", .nodes = 2, .local = 1, .size = BIG, .reduce = true}, KEY(land_cta_rate), KEY(land_rate_cap), true, ON_HOST},
-        {{.what = "land_cta_rate", .nodes = 2, .local = 1, .size = BIG, .reduce = true}, KEY(land_cta_rate), NONE, true, ON_DEVICES},
-        {{.what = "land_rate_cap", .nodes = 2, .local = 1, .size = BIG, .reduce = true, .c_land = LAND_CTAS}, KEY(land_rate_cap), NONE, true, ON_DEVICES},
+        {CALL("device_op, signal_latency", 1, 2, TINY, GATHER, 1), KEY(device_op), KEY(signal_latency), false, EVERYWHERE},
+        {CALL("local_copy_rate", 1, 1, BIG, GATHER, 1), KEY(local_copy_rate), NONE, true, EVERYWHERE},
+        {CALL("local_copy_descriptor", 1, 1, MANY, GATHER, 1), KEY(local_copy_descriptor), NONE, false, EVERYWHERE},
+        {CALL("copy_rate, nvlink_rate", 1, 2, BIG, GATHER, 1), KEY(copy_rate), KEY(nvlink_rate), true, EVERYWHERE},
+        {CALL("copy_descriptor", 1, 2, MANY, GATHER, 1), KEY(copy_descriptor), NONE, false, EVERYWHERE},
+        {CALL("sum_cta_rate", 1, 1, BIG, REDUCE, 1), KEY(sum_cta_rate_in_situ), KEY(sum_cta_rate), true, EVERYWHERE},
+        {CALL("sum_cta_rate_in_situ", 1, 2, BIG, REDUCE, 1), KEY(sum_cta_rate_in_situ), NONE, true, EVERYWHERE},
+        {CALL("nic_latency", 2, 1, TINY, GATHER, 1), KEY(nic_latency), NONE, false, EVERYWHERE},
+        {CALL("nic_rate", 2, 1, BIG, GATHER, 1), KEY(nic_rate), NONE, true, EVERYWHERE},
+        {CALL("round_wait", 2, 1, TINY, REDUCE, 1), KEY(round_wait), NONE, false, EVERYWHERE},
+        {CALL("land_cta_rate", 2, 1, BIG, REDUCE, 1), KEY(land_cta_rate), KEY(land_rate_cap), true, ON_HOST},
+        {CALL("land_cta_rate", 2, 1, BIG, REDUCE, 1), KEY(land_cta_rate), NONE, true, ON_DEVICES},
+        {CALL("land_rate_cap", 2, 1, BIG, REDUCE, LAND_CTAS), KEY(land_rate_cap), NONE, true, ON_DEVICES},
     };
     int elsewhere = r->fabric->timer ? ON_HOST : ON_DEVICES;
 
@@ -486,7 +489,7 @@ static int find_all(run *r, enqueueing host[2])
 static int check(const run *r)
 {
     for (int i = 0; i < 4; i++) {
-        probe p = {.what = "check", .nodes = i / 2 + 1, .local = 2 - (uint32_t)i / 2, .size = CHECKED, .reduce = i % 2 != 0};
+        probe p = CALL("check", (uint32_t)i / 2 + 1, 2 - (uint32_t)i / 2, CHECKED, i % 2 != 0, 1);
         double seconds, enqueue;
         simulated expected;
         int code = measure(r, &p, &seconds, &enqueue);

@@ -32,7 +32,8 @@ typedef struct cli_timer {
     int (*sms)(cli_device *d); /* streaming multiprocessors of d's */
     /* A gate that ranks of one process are held by, until d is closed. */
     int (*gate)(cli_device *d, void **gate);
-    /* Nothing that d->stream is given from here on runs before the gate is open for this turn (1, 2, ...; 0: it is); the clock starts then. */
+    /* Nothing that d->stream is given from here on runs before the gate is open for this turn (1, 2, ...; for 0 it is), when
+     * the clock starts. */
     int (*begin)(cli_device *d, void *gate, uint32_t turn);
     void (*open)(void *gate, uint32_t turn); /* for all ranks' streams */
     int (*end)(cli_device *d, double *seconds); /* waits for all that d->stream was given, and stops the clock behind it */

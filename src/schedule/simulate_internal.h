@@ -90,7 +90,8 @@ typedef struct sim_rank {
     bool dirty;
 } sim_rank;
 
-typedef struct sim_release { uint32_t index, slot, record; } sim_release; /* a landing slot is free after the record - 1; 0: at once */
+/* A landing slot is free after record - 1; 0: at once. */
+typedef struct sim_release { uint32_t index, slot, record; } sim_release;
 
 typedef struct sim_timer { sim_time at; uint64_t order; uint32_t kind, a, b; } sim_timer;
 

@@ -124,8 +124,8 @@ static void the_worst_of_all_ranks(void **state)
     const plan_machine given[3] = {machine(40e9, 100e9, 1e-3), machine(80e9, 50e9, 2e-6), machine(60e9, 70e9, 2e-6)};
     const plan_machine worst = machine(40e9, 50e9, 1e-3);
     char path[3][PATH];
-    const char *const same[RANKS] = {path[1], path[1], path[1], path[1]}, *const mixed[RANKS] = {path[0], path[1], path[2], path[2]},
-                      *const none[RANKS] = {NULL};
+    const char *const same[RANKS] = {path[1], path[1], path[1], path[1]}, *const none[RANKS] = {NULL};
+    const char *const mixed[RANKS] = {path[0], path[1], path[2], path[2]};
     tide_plan *expected[3];
     (void)state;
 
