@@ -316,7 +316,7 @@ void nccl_failed(cuda_device *d)
 
 /* ---- what is enqueued ---------------------------------------------------------------------------- */
 
-/* For whom a stream may come to stand, each once. */
+/* For whom a stream may come to stand, each once. Long, so not cleared: only n is. */
 typedef struct ranks {
     cuda_target each[CUDA_AWAIT];
     uint32_t n;
@@ -372,9 +372,10 @@ static int rail_put(fab_rail *r, uint32_t stream, fab_call *call, const fab_put 
     const nccl_library *l = nccl_of(device_of(r))->library;
     cuda_stream *s = &r->queue->streams[stream];
     nccl_result result = NCCL_OK;
-    ranks list = {.n = 0};
+    ranks list;
     int status;
 
+    list.n = 0;
     for (uint32_t i = 0; i < n; i++)
         add_rank(&list, puts[i].peer);
     status = enter(r, s, call, &list, where);
@@ -399,9 +400,10 @@ static int rail_signal(fab_rail *r, uint32_t stream, fab_call *call, const fab_r
     const nccl_library *l = nccl_of(device_of(r))->library;
     cuda_stream *s = &r->queue->streams[stream];
     nccl_result result = NCCL_OK;
-    ranks list = {.n = 0};
+    ranks list;
     int status;
 
+    list.n = 0;
     for (uint32_t i = 0; i < n; i++)
         add_rank(&list, posts[i].peer);
     status = enter(r, s, call, &list, where);
@@ -426,10 +428,11 @@ static int rail_wait(fab_rail *r, uint32_t stream, fab_call *call, const fab_rai
     cuda_stream *s = &r->queue->streams[stream];
     nccl_wait_desc descs[AWAITED];
     nccl_result result = NCCL_OK;
-    ranks list = {.n = 0};
+    ranks list;
     int status, count = 0;
 
     (void)check; /* the control pages have been compared */
+    list.n = 0;
     for (uint32_t i = 0; i < n; i++)
         if (posts[i].count > 0)
             add_rank(&list, posts[i].peer);
