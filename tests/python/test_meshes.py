@@ -55,8 +55,9 @@ def hsdp(node_size, across, policy, install, audit=True):
 @pytest.mark.parametrize("across", [False, True], ids=["in-a-node", "across"])
 def test_hsdp(pool, node_size, across):
     pool.run(hsdp, node_size, across, t.MIXED, {})
-    pool.run(hsdp, node_size, across, t.PURE, {"options": {"mode": 1}})
-    pool.run(hsdp, node_size, across, BF16, {}, False)  # rounded once more by the all-reduce
+    if node_size == 2:
+        pool.run(hsdp, node_size, across, t.PURE, {"options": {"mode": 1}})
+        pool.run(hsdp, node_size, across, BF16, {}, False)  # rounded once more by the all-reduce
 
 
 # ---- experts ---------------------------------------------------------------------------------------------------------
@@ -169,11 +170,11 @@ def experts(node_size, policy, expert_dim, install):
     t.same(t.plain_step(model, 3), t.plain_step(stock, 3))
 
 
-@pytest.mark.parametrize("expert_dim", [0, 1], ids=["by-expert", "by-row"])
-def test_experts(pool, node_size, expert_dim):
-    pool.run(experts, node_size, t.MIXED, expert_dim, {})
-    if expert_dim == 0:
-        pool.run(experts, node_size, t.PURE, expert_dim, {"options": {"mode": 1}})
+def test_experts(pool, node_size):
+    pool.run(experts, node_size, t.MIXED, 0, {})
+    if node_size < 4:
+        pool.run(experts, node_size, t.PURE, 0, {"options": {"mode": 1}})
+        pool.run(experts, node_size, t.MIXED, 1, {})  # by row
 
 
 def real_gradients(node_size):
