@@ -308,14 +308,26 @@ void cli_cuda_keep(bool on)
 
 /* Ranks of one process share a GPU's hardware queues: a stream each for the caller and for failures, four of the
  * all-gather, the pushes to the neighbours, and the sums with (several nodes) rail and landing, and the stash. */
-bool cli_cuda_fits(const tide_topology *t, int gpus)
+static bool fits(const tide_topology *t, int gpus, uint32_t further)
 {
-    uint32_t n = t->nodes * t->local, streams = 2 + 4 + (t->local - 1) + (t->nodes > 1 ? 3 : 1) + 1;
+    uint32_t n = t->nodes * t->local, streams = 2 + 4 + (t->local - 1) + (t->nodes > 1 ? 3 : 1) + 1 + further;
     int count = gpus;
 
     if (count == 0 && cli_cuda_count(&count) != TIDE_OK)
         return true; /* the rank will say so */
     return (n + (uint32_t)count - 1) / (uint32_t)count * streams <= 32;
+}
+
+bool cli_cuda_fits(const tide_topology *t, int gpus)
+{
+    return fits(t, gpus, 0);
+}
+
+/* NCCL has streams of its own, three a communicator, of which a rank has two here: three ranks in one process and on one GPU
+ * have stood still where their own streams were few enough. */
+bool cli_nccl_fits(const tide_topology *t, int gpus)
+{
+    return fits(t, gpus, t->nodes > 1 ? 6 : 0);
 }
 
 /* ---- tide info --------------------------------------------------------------------------- */

@@ -17,6 +17,7 @@ int cli_cuda_finish(cli_device *d);
 extern const cli_timer cli_cuda_timer;
 void cli_cuda_keep(bool on);
 bool cli_cuda_fits(const tide_topology *t, int gpus);
+bool cli_nccl_fits(const tide_topology *t, int gpus);
 int cli_cuda_count(int *count); /* TIDE_OK, or why there is no driver */
 /* Whether the fabric can be used here, and why or why not, for `tide info`. */
 void cli_cuda_probe(bool *usable, char *why, size_t room);

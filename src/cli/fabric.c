@@ -67,7 +67,7 @@ const cli_fabric cli_fabrics[] = {
      cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits,
      &cli_cuda_timer},
     {"nccl", TIDE_FABRIC_NCCL, false, true, cli_nccl_open, cli_cuda_close, cli_cuda_alloc, cli_cuda_release,
-     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_cuda_fits,
+     cli_cuda_copy_in, cli_cuda_copy_out, cli_cuda_finish, NULL, cli_cuda_keep, cli_nccl_fits,
      &cli_cuda_timer},
 };
 const size_t cli_n_fabrics = sizeof cli_fabrics / sizeof cli_fabrics[0];

@@ -292,6 +292,8 @@ static enum outcome rule_two_over_one(nccl_side *r)
     o = nccl_rules_tear_down(r, 0);
     if (o != OK)
         return o;
+    /* Destroying waits for all that the context does: a rank that shares it must not have gone on to wait for this one. */
+    MUST(nccl_rules_meet(r));
     NCCL_GIVES(nccl_rules_put(r, 1, r->next, 0, NCCL_RULES_HALF + 8192, 1000, 0, 0, 0), NCCL_OK);
     NCCL_GIVES(nccl_rules_wait(r, 1, 1, r->previous, 0, 0, 0), NCCL_OK);
     MUST(nccl_rules_dry(r, 0) && nccl_rules_holds(r, NCCL_RULES_HALF + 8192, 1000, 40 + (unsigned)r->previous));
