@@ -77,6 +77,7 @@ static void test_errors_and_knobs(void **state)
     tide_error_info info = {.code = 42};
     tide_knob_info knob = {.name = "untouched"};
     size_t n = 0;
+    char end[64];
     (void)state;
     ARGUMENT(tide_error_describe(0, NULL), "out: NULL");
     ARGUMENT(tide_error_describe(-1000, &info), "code: -1000 is not in the error table");
@@ -84,7 +85,9 @@ static void test_errors_and_knobs(void **state)
     ARGUMENT(tide_knob_describe(0, NULL), "out: NULL");
     while (tide_knob_describe(n, &knob) == TIDE_OK)
         n++;
-    refused(tide_knob_describe(n, &knob), TIDE_ERR_END, "index: 17 is not in 0..16");
+    assert_true(n > 10);
+    snprintf(end, sizeof end, "index: %zu is not in 0..%zu", n, n - 1);
+    refused(tide_knob_describe(n, &knob), TIDE_ERR_END, end);
     ARGUMENT(tide_options_set(NULL, "k", 1), "options: NULL");
     ARGUMENT(tide_options_set(&o, NULL, 1), "name: NULL");
     ARGUMENT(tide_options_set(&o, "kk", 1), "name: 'kk' is not a knob");

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "../harness/spent.h"
 #include "plan/plan.h"
 
 static int make_plan(uint32_t nodes, uint32_t local, int64_t dim, const tide_options *options, tide_plan **plan)
@@ -536,9 +537,9 @@ static void planning_is_fast(void **state)
         d.params = params;
         t.nodes = cases[i].nodes;
         t.local = 8;
-        start = tide_now_ns();
+        start = spent_ns();
         assert_int_equal(tide_plan_create(&t, &d, 1, NULL, &plan), TIDE_OK);
-        assert_true((double)(tide_now_ns() - start) / 1e6 < cases[i].limit_ms);
+        assert_true((double)(spent_ns() - start) / 1e6 < cases[i].limit_ms);
         tide_plan_destroy(plan);
     }
 }
