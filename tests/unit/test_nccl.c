@@ -16,6 +16,7 @@
 #include "../fakes/fake_nccl.h"
 #include "../harness/gpu_ranks.h"
 #include "comm/comm.h"
+#include "engine/state.h"
 #include "fabric/nccl/nccl.h"
 
 static gpu_job job_of(uint32_t nodes, uint32_t local)
@@ -346,6 +347,16 @@ static void test_reported_error(void **state)
 
 /* ---- ends that are asked for --------------------------------------------------------------------- */
 
+/* Nothing but the rail's stream may stand still after a failure: not the library's others, and not the caller's. */
+static int others_rest(const gpu_job *j, uint32_t r, const gpu *g, int rail_stream)
+{
+    const fab_queue *q = j->comm[r]->sets->engine->queue;
+    for (uint32_t i = 0; i < q->n_streams; i++)
+        if ((int)i != rail_stream && q->streams[i].handle && g->driver->StreamQuery(q->streams[i].handle) != CU_OK)
+            return TIDE_ERR_INTERNAL;
+    return g->driver->StreamQuery(g->stream) == CU_OK ? TIDE_OK : TIDE_ERR_INTERNAL;
+}
+
 static int act_abort(gpu_job *j, uint32_t r, gpu *g, small_layer *layers, tide_group **groups)
 {
     int status = gpu_adopt(g, &layers[0], groups[0]);
@@ -354,7 +365,46 @@ static int act_abort(gpu_job *j, uint32_t r, gpu *g, small_layer *layers, tide_g
         status = tide_comm_abort(j->comm[1]);
         return gpu_tell(j, r, status == TIDE_OK ? tide_comm_check(j->comm[1], NULL) : status);
     }
-    return gpu_tell(j, r, status == TIDE_OK ? gpu_gather(j->comm[r], groups[0], g->stream) : status);
+    if (status == TIDE_OK)
+        status = gpu_gather(j->comm[r], groups[0], g->stream);
+    if (status != TIDE_ERR_ABORTED || others_rest(j, r, g, STREAM_AG_CALL) != TIDE_OK)
+        return TIDE_ERR_INTERNAL;
+    return gpu_tell(j, r, gpu_gather(j->comm[r], groups[0], g->stream)); /* the same again */
+}
+
+/* Of three nodes one makes no further call: all the others are told by their deadline for whom they wait. */
+static int act_late(gpu_job *j, uint32_t r, gpu *g, small_layer *layers, tide_group **groups)
+{
+    int status = gpu_adopt(g, &layers[0], groups[0]);
+    if (status == TIDE_OK)
+        status = gpu_gather(j->comm[r], groups[0], g->stream);
+    if (status == TIDE_OK)
+        status = tide_slot_release(groups[0], g->stream);
+    while (status == TIDE_OK && r == 1) {
+        usleep(1000);
+        status = tide_comm_check(j->comm[1], NULL);
+    }
+    if (status == TIDE_OK)
+        status = gpu_gather(j->comm[r], groups[0], g->stream);
+    if (others_rest(j, r, g, STREAM_AG_CALL) != TIDE_OK)
+        return TIDE_ERR_INTERNAL;
+    return gpu_tell(j, r, status);
+}
+
+static void test_late(void **state)
+{
+    fake_cuda_options c = gpus(3, 1);
+    fake_nccl_options n = FAKE_NCCL_OPTIONS;
+    gpu_job j = job_of(3, 1);
+    (void)state;
+    j.act = act_late;
+    j.options.deadline_ms = 800;
+    run(&j, &c, &n, NULL, NULL);
+    assert_told(&j, TIDE_ERR_DEADLINE, "rank 1 in all_gather ");
+    for (uint32_t r = 0; r < 3; r++) {
+        assert_int_equal(j.failure[r].peer, 1);
+        assert_true(j.failure[r].call == 2);
+    }
 }
 
 static void test_abort(void **state)
@@ -474,7 +524,7 @@ int main(int n_arguments, char **arguments)
         cmocka_unit_test(test_failing_calls),  cmocka_unit_test(test_failing_end),
         cmocka_unit_test(test_lost_signal),    cmocka_unit_test(test_lost_completion),
         cmocka_unit_test(test_reported_error), cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_mutants),
+        cmocka_unit_test(test_late),           cmocka_unit_test(test_mutants),
     };
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     if (n_arguments > 1) {

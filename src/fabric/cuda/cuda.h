@@ -267,9 +267,10 @@ int cuda_post(fab_queue *q, cuda_stream *s, const cu_ptr *words, const uint64_t 
 /* Appends the wait for n words; their `last` and `wait` are filled in. n is at most CUDA_AWAIT. */
 enum { CUDA_AWAIT = CUDA_OPS - 1 };
 int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait);
-/* What the extension's library enqueues between the two may hold the stream up; targets, at most CUDA_AWAIT of word 0, say for
- * whom. All streams have been given what was put off. */
-int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait);
+/* What the extension's library enqueues between the two, so many operations, may hold the stream up; targets, at most
+ * CUDA_AWAIT of word 0, say for whom. All streams have been given what was put off. */
+int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, uint32_t operations,
+                   const fab_waiting *wait);
 int cuda_take_back(fab_queue *q, cuda_stream *s);
 
 /* rail.c */

@@ -214,9 +214,12 @@ int cuda_await(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, c
 
 /* The library may hold its caller up until the network has moved on, and with it perhaps other ranks: nothing that they
  * wait for may stay here. */
-int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, const fab_waiting *wait)
+int cuda_hand_over(fab_queue *q, cuda_stream *s, cuda_target *targets, uint32_t n, uint32_t operations,
+                   const fab_waiting *wait)
 {
-    int status = cuda_room(q, s, n + 2);
+    enum { COMMANDS = 3 }; /* of the driver's for an operation: bytes, a staged counter, its copy */
+    uint64_t weight = n + 2 + (uint64_t)COMMANDS * operations;
+    int status = cuda_room(q, s, (uint32_t)tide_min_u64(weight, CUDA_ROOM));
 
     if (status == TIDE_OK)
         status = gather(q, s, 1);

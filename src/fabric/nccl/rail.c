@@ -330,13 +330,13 @@ static void add_rank(ranks *list, uint32_t rank)
 }
 
 /* Into NCCL, the device's context current, all before it enqueued. leave gives the text of what NCCL has refused. */
-static int enter(fab_rail *r, cuda_stream *s, fab_call *call, ranks *list, const fab_where *where)
+static int enter(fab_rail *r, cuda_stream *s, fab_call *call, ranks *list, uint32_t operations, const fab_where *where)
 {
     const fab_waiting wait = {call->number, r->queue->now, where};
     int status = cuda_enter(r->queue);
 
     if (status == TIDE_OK)
-        status = cuda_hand_over(r->queue, s, list->each, list->n, &wait);
+        status = cuda_hand_over(r->queue, s, list->each, list->n, operations, &wait);
     if (status != TIDE_OK)
         return status;
     r->stream = s;
@@ -378,7 +378,7 @@ static int rail_put(fab_rail *r, uint32_t stream, fab_call *call, const fab_put 
     list.n = 0;
     for (uint32_t i = 0; i < n; i++)
         add_rank(&list, puts[i].peer);
-    status = enter(r, s, call, &list, where);
+    status = enter(r, s, call, &list, n, where);
     if (status != TIDE_OK)
         return status;
     for (uint32_t at = 0, end; at < n && result == NCCL_OK; at = end) {
@@ -406,7 +406,7 @@ static int rail_signal(fab_rail *r, uint32_t stream, fab_call *call, const fab_r
     list.n = 0;
     for (uint32_t i = 0; i < n; i++)
         add_rank(&list, posts[i].peer);
-    status = enter(r, s, call, &list, where);
+    status = enter(r, s, call, &list, n, where);
     if (status != TIDE_OK)
         return status;
     for (uint32_t at = 0, end; at < n && result == NCCL_OK; at = end) {
@@ -438,7 +438,7 @@ static int rail_wait(fab_rail *r, uint32_t stream, fab_call *call, const fab_rai
             add_rank(&list, posts[i].peer);
     if (list.n == 0)
         return TIDE_OK;
-    status = enter(r, s, call, &list, where);
+    status = enter(r, s, call, &list, n, where);
     if (status != TIDE_OK)
         return status;
     for (uint32_t i = 0; i < n && result == NCCL_OK; i++) {
