@@ -73,7 +73,6 @@ run() {
     driver-rules) part driver-rules "$tide" driver-rules ;;
     nccl-rules) part nccl-rules sh -c '
         [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
-        [ "$(nvidia-smi -L | wc -l)" -gt 1 ] || export NCCL_MULTI_RANK_GPU_ENABLE=1
         exec "$0" nccl-rules' "$tide" ;;
     kernels) part kernels "$tide" kernels ;;
     check) part check sh -c '

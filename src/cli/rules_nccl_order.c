@@ -207,8 +207,8 @@ static enum outcome rule_abort_registration(nccl_side *r)
 
 const nccl_rule nccl_rules_of_aborts[] = {
     {"a communicator at rest is aborted", 1, abort_and_again},
-    {"an abort while a stream stands in a wait", 1, rule_abort_in_wait},
     {"a late stream holds up its communicator", 1, rule_late_stream},
+    {"an abort while a stream stands in a wait", 1, rule_abort_in_wait},
     {"an abort while a registration waits for the others", 0, rule_abort_registration},
     {NULL, 0, NULL},
 };
