@@ -317,7 +317,7 @@ static void test_lost_signal(void **state)
     (void)state;
     for (uint64_t n = 1; n <= 6; n += 5) {
         gpu_job j;
-        assert_true(run_fault(&j, 1, 800, (fault){lose_signal, NULL, n, 0}).came);
+        assert_true(run_fault(&j, 1, 2000, (fault){lose_signal, NULL, n, 0}).came);
         assert_told(&j, TIDE_ERR_DEADLINE, " waited ");
         for (uint32_t r = 0; r < j.n_ranks; r++) {
             assert_int_equal(j.failure[r].code, TIDE_ERR_DEADLINE);
@@ -331,7 +331,7 @@ static void test_lost_completion(void **state)
 {
     gpu_job j;
     (void)state;
-    assert_true(run_fault(&j, 2, 800, (fault){lose_completion, NULL, 4, 0}).came);
+    assert_true(run_fault(&j, 2, 2000, (fault){lose_completion, NULL, 4, 0}).came);
     assert_told(&j, TIDE_ERR_DEADLINE, " waited ");
 }
 
@@ -398,7 +398,7 @@ static void test_late(void **state)
     gpu_job j = job_of(3, 1);
     (void)state;
     j.act = act_late;
-    j.options.deadline_ms = 800;
+    j.options.deadline_ms = 2000;
     run(&j, &c, &n, NULL, NULL);
     assert_told(&j, TIDE_ERR_DEADLINE, "rank 1 in all_gather ");
     for (uint32_t r = 0; r < 3; r++) {
