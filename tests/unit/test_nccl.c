@@ -304,7 +304,7 @@ static void test_failing_end(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
         gpu_job j;
-        left l = run_fault(&j, 1, 1500, (fault){fail_it, functions[i], 2, NCCL_SYSTEM_ERROR});
+        left l = run_fault(&j, 1, 4000, (fault){fail_it, functions[i], 2, NCCL_SYSTEM_ERROR});
         assert_true(l.came);
         assert_fine(&j);
         assert_int_equal(l.cuda, 0);
