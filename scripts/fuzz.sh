@@ -16,7 +16,7 @@ if ! clang -fsanitize=fuzzer,address -o "$scratch/t" "$scratch/t.c" 2>/dev/null;
     echo "fuzz: skipped: no clang with libFuzzer here; make unit replays tests/fuzz/corpus"
     exit 0
 fi
-$make -s -j"$jobs" CC=clang BUILD=$build CFLAGS="-O1 -g -fno-omit-frame-pointer" \
+$make -s -j"$jobs" CC=clang BUILD=$build CFLAGS="-O1 -g1 -fno-omit-frame-pointer" \
     SAN="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all" MAIN=-fsanitize=fuzzer NVCC=none fuzzers
 set -- tests/fuzz/corpus/*
 share=$((seconds / $#))
