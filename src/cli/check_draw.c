@@ -99,7 +99,7 @@ static void roll_knobs(const cli *c, dice *d, const tide_topology *t, tide_optio
     if (chance(d, 6))
         set_knob(c, o, "poison", 1);
     if (chance(d, 3))
-        set_knob(c, o, "multicast", o->mode || o->poison ? 0 : (int64_t)roll(d, 2));
+        set_knob(c, o, "multicast", !o->target && (o->mode || o->poison) ? 0 : (int64_t)roll(d, 2));
 }
 
 static bool roll_param(dice *d, uint32_t index, uint32_t n_ranks, uint64_t most, cli_shapes *s)
@@ -189,7 +189,7 @@ static void note_plan(check_config *config, const tide_plan *plan)
     for (uint32_t g = 0; g < plan->rs.n_waves * plan->rs.n_part; g++)
         for (uint32_t j = 0; j < plan->rs.local; j++)
             config->stale |= plan_rs_stale_mask(&plan->rs, g, j) != 0;
-    config->node_landing = o->multicast == 1 || (o->multicast == TIDE_AUTO && !o->mode && !o->poison);
+    config->node_landing = !o->target && (o->multicast == 1 || (o->multicast == TIDE_AUTO && !o->mode && !o->poison));
     config->n_slots = 0;
     for (uint32_t i = 0; i < config->n_groups; i++) {
         if (config->groups[i].desc.landing == TIDE_LANDING_RING)

@@ -214,7 +214,7 @@ int tide_grads_stash(tide_group *group, const tide_reduce_scatter_args *args, vo
         status = check_held(group);
     if (status != TIDE_OK)
         return status;
-    if (group->set->plan->options.multicast == 1)
+    if (plan_shared_landing(group->set->plan))
         return tide_fail(TIDE_ERR_UNSUPPORTED,
                          "%s: one landing serves the node, expected the knob multicast 0 for Slot-Reuse",
                          comm_group_label(group, label));

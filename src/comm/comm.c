@@ -111,16 +111,16 @@ static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
     return TIDE_OK;
 }
 
-/* One landing can serve a node where the fabric offers it, unless a rank must be able to write its own: Slot-Reuse puts
- * gradients there, poison overwrites it at release. */
+/* One write can serve a node where the fabric offers it, unless that means one landing and a rank must be able to write its
+ * own: Slot-Reuse puts gradients there, poison overwrites it at release. */
 static int resolve_multicast(tide_comm *comm)
 {
     tide_options *o = &comm->options;
-    bool alone = comm->local == 1 || o->mode == 1 || o->poison == 1;
+    bool alone = comm->local == 1 || (o->target == 0 && (o->mode == 1 || o->poison == 1));
 
     if (o->multicast == TIDE_AUTO)
         o->multicast = comm->device->multicast && !alone;
-    if (o->multicast == 1 && o->poison == 1)
+    if (o->multicast == 1 && o->poison == 1 && o->target == 0)
         return tide_fail(TIDE_ERR_UNSUPPORTED, "poison: 1 needs a landing a rank, expected multicast 0 or auto");
     if (o->multicast == 1 && !comm->device->multicast)
         return tide_fail(TIDE_ERR_UNSUPPORTED, "multicast: 1, but the %s fabric has none here", comm->device->name);

@@ -26,7 +26,7 @@ static int bad(const binder *b, const char *what)
 
 static bool shared_landing(const engine *e, int region)
 {
-    return region == REGION_LANDING && e->device->multicast && e->plan->options.multicast == 1;
+    return region == REGION_LANDING && plan_shared_landing(e->plan);
 }
 
 static bool banked(const op_addr *a)

@@ -19,7 +19,7 @@ uint64_t engine_offset(const engine *e, int region, uint32_t bank)
 char *engine_region(const engine *e, int region, uint32_t bank, uint32_t rank)
 {
     char *base;
-    if (region == REGION_LANDING && e->device->multicast && e->plan->options.multicast == 1)
+    if (region == REGION_LANDING && plan_shared_landing(e->plan))
         rank -= rank % e->local; /* the node's one landing */
     base = e->arena->base[rank];
     return base ? base + engine_offset(e, region, bank) : NULL;

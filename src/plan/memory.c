@@ -189,7 +189,7 @@ int tide_plan_bytes(const tide_plan *plan, uint32_t rank, tide_bytes *out)
         return tide_fail(TIDE_ERR_ARGUMENT, "rank: %u is not in 0..%llu", rank, (unsigned long long)ranks - 1);
     out->control = plan_control_bytes(plan->topology.nodes, plan->topology.local, plan->n_slots);
     out->landing = plan->map.region[REGION_LANDING].bytes;
-    if (plan->options.multicast && rank % plan->topology.local != 0)
+    if (plan_shared_landing(plan) && rank % plan->topology.local != 0)
         out->landing = 0; /* the node has one, local rank 0's */
     out->resident = plan->map.region[REGION_RESIDENT].bytes;
     out->stage = plan->map.region[REGION_STAGE].bytes;

@@ -108,6 +108,13 @@ struct tide_plan {
     uint64_t digest;
 };
 
+/* Multicast to CPU cores: one landing in memory serves all ranks of a node. To GPUs: each rank has its own, and one address
+ * behind which they all are. */
+static inline bool plan_shared_landing(const tide_plan *plan)
+{
+    return plan->options.multicast == 1 && plan->options.target == 0;
+}
+
 /* Local resources, each with two counter words a poster. */
 enum { RESOURCE_STAGING = 0, RESOURCE_INBOX = 1, RESOURCE_SLOT0 = 2 }; /* slot q: RESOURCE_SLOT0 + q */
 

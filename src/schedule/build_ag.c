@@ -482,6 +482,20 @@ static void build_nodes(builder *b)
     event(b, OP_RECORD, STREAM_AG_DONE, SCOPE_EXTERN, EVENT_READY, 0);
 }
 
+/* A multicast address takes plain copies of rows. A cast's result would be read where it is being written, and many strips
+ * would be many rows: such groups go to each landing by itself. */
+static bool multicasts(const builder *b)
+{
+    if (b->plan->options.multicast != 1)
+        return false;
+    if (plan_shared_landing(b->plan))
+        return true;
+    for (uint32_t i = 0; i < b->geo->n_params; i++)
+        if (b->geo->params[i].outer != 1 && b->geo->params[i].shard)
+            return false;
+    return b->nodes > 1 || b->geo->dtype == b->geo->shard_dtype;
+}
+
 int schedule_build_ag(const tide_plan *plan, uint32_t group, uint32_t rank, schedule *out)
 {
     builder b = {0};
@@ -503,7 +517,7 @@ int schedule_build_ag(const tide_plan *plan, uint32_t group, uint32_t rank, sche
     b.bank = (uint16_t)b.group->slot;
     b.resource = (uint16_t)(RESOURCE_SLOT0 + b.group->slot);
     b.cast = b.group->stage_cast;
-    b.multicast = plan->options.multicast != 0;
+    b.multicast = multicasts(&b);
     out->kind = SCHEDULE_AG;
     out->rank = rank;
     out->nodes = b.nodes;

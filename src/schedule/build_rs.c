@@ -620,7 +620,7 @@ static int check(const tide_plan *plan, uint32_t group, uint32_t rank, const sch
                          "mode: 1, but %s gradients do not fit the landing of %u-byte parameters: use mode 0 "
                          "(In-Place)",
                          tide_dtype_name(options->grad_dtype), item);
-    if (plan->options.multicast && plan->topology.local > 1)
+    if (plan_shared_landing(plan) && plan->topology.local > 1)
         return tide_fail(TIDE_ERR_UNSUPPORTED,
                          "mode: 1, but the local ranks share one landing (multicast): use mode 0 (In-Place)");
     return TIDE_OK;
@@ -753,7 +753,7 @@ int schedule_build_call(const tide_plan *plan, uint32_t group, uint32_t rank, in
     if (group < plan->n_groups) {
         options.grad_dtype = plan->groups[group].geo.grad_dtype;
         /* Slot-Reuse needs gradients that fit the slot; such a call of a wider group goes In-Place. */
-        if (plan->options.multicast || tide_dtype_bytes(options.grad_dtype) > plan->groups[group].geo.item)
+        if (plan_shared_landing(plan) || tide_dtype_bytes(options.grad_dtype) > plan->groups[group].geo.item)
             options.mode = 0;
     }
     return kind == SCHEDULE_RS ? schedule_build_rs(plan, group, rank, &options, out)

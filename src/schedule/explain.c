@@ -122,7 +122,7 @@ static void text_memory(tide_text *t, const tide_plan *plan, uint32_t rank, cons
 
     tide_text_put(t, "\nmemory of rank %u\n", rank);
     text_bytes(t, "control", b->control, "counters and rail words");
-    snprintf(note, sizeof note, "%u slots%s", plan->n_slots, plan->options.multicast ? ", one landing a node" : "");
+    snprintf(note, sizeof note, "%u slots%s", plan->n_slots, plan_shared_landing(plan) ? ", one landing a node" : "");
     text_bytes(t, "landing", b->landing, note);
     text_bytes(t, "resident", b->resident, "adopted shards");
     text_bytes(t, "stage", b->stage, "all-gather receive stage");

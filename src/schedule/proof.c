@@ -182,7 +182,7 @@ static int compile(const proof *p, int kind, uint32_t group_index, uint8_t *pres
 
 static bool reusable(const tide_plan *plan, const geo_group *geo)
 {
-    return !plan->options.multicast && geo->grad_dtype != TIDE_NONE && tide_dtype_bytes(geo->grad_dtype) <= geo->item;
+    return !plan_shared_landing(plan) && geo->grad_dtype != TIDE_NONE && tide_dtype_bytes(geo->grad_dtype) <= geo->item;
 }
 
 int proof_compile(proof *p, int kind, uint32_t group, proof_program **out)
@@ -434,7 +434,7 @@ int proof_case_verify(const proof *p, const proof_case *c, const verify_options 
                        .local = plan->topology.local,
                        .n_ctx = (uint32_t)plan->options.n_ctx,
                        .n_slots = plan->n_slots,
-                       .shared_landing = plan->options.multicast != 0,
+                       .shared_landing = plan_shared_landing(plan),
                        .map = &plan->map,
                        .calls = c->calls,
                        .n_calls = c->n_calls,

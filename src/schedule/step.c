@@ -232,7 +232,7 @@ int step_tide(const tide_plan *plan, const plan_machine *m, const step_model *mo
               tide_text *trace)
 {
     writer w = {.in = {.plan = plan, .machine = m, .rank = rank}};
-    bool slot_reuse = plan->options.mode == 1 && !plan->options.multicast;
+    bool slot_reuse = plan->options.mode == 1 && !plan_shared_landing(plan);
     tide_bytes bytes = TIDE_BYTES_INIT;
     int status;
 

@@ -246,7 +246,7 @@ void interp_destroy(interp *t)
 
 uint8_t *interp_memory(interp *t, int region, uint32_t bank, uint32_t rank)
 {
-    if (region == REGION_LANDING && t->plan->options.multicast)
+    if (region == REGION_LANDING && plan_shared_landing(t->plan))
         rank -= rank % t->local;
     return t->ranks[rank].memory[region] + t->plan->map.region[region].banks[bank].offset;
 }
@@ -485,7 +485,7 @@ static int do_run(interp *t, uint32_t rank, const item *it, const op_run *r)
         if (!t->plan->options.multicast)
             return op_fail(t, rank, it, "a multicast write in a unicast plan");
         first = rank - rank % t->local;
-        count = r->dst.region == REGION_LANDING ? 1 : t->local; /* the landing is one memory */
+        count = r->dst.region == REGION_LANDING && plan_shared_landing(t->plan) ? 1 : t->local;
     }
     for (uint64_t w = first; w < first + count; w++) {
         uint8_t *dst = resolve(t, rank, it, &r->dst, (uint32_t)w, dst_extent, WRITE_NODE);

@@ -431,6 +431,7 @@ static void test_scatter_nodes(void **state)
                 job j = base_job(nodes, local);
                 j.grad_dtype = kind == 3 ? TIDE_F32 : TIDE_BF16;
                 j.options.multicast = kind & 1;
+                j.options.target = kind >> 1;
                 j.options.chunk = 16;
                 j.options.n_part = 1 + (kind >> 1);
                 j.options.k = 1 + kind;

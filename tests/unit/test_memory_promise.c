@@ -85,7 +85,7 @@ static int look_at_ends(const comm_set *set, uint32_t local_rank)
         for (uint32_t b = 0; b < set->plan->map.region[region].n_banks; b++) {
             uint64_t bytes = set->plan->map.region[region].banks[b].bytes;
             const uint8_t *at;
-            if (bytes == 0 || (region == REGION_LANDING && set->plan->options.multicast == 1 && local_rank > 0))
+            if (bytes == 0 || (region == REGION_LANDING && plan_shared_landing(set->plan) && local_rank > 0))
                 continue;
             at = engine_address(set->engine, region, b, 0);
             if (at[bytes - 1] == 0)
@@ -151,7 +151,8 @@ static void draw(job *j, uint64_t seed)
     *j = (job){.nodes = 1 + (uint32_t)(next(&x) % 4), .local = 1 + (uint32_t)(next(&x) % 4)};
     j->options = (tide_options)TIDE_OPTIONS_INIT;
     j->options.multicast = (int64_t)(next(&x) % 2);
-    j->options.mode = j->options.multicast ? 0 : (int64_t)(next(&x) % 2);
+    j->options.target = (int64_t)(next(&x) % 2);
+    j->options.mode = j->options.multicast && !j->options.target ? 0 : (int64_t)(next(&x) % 2);
     j->options.n_stg = 1 + (int64_t)(next(&x) % 4);
     j->options.n_part = 1 + (int64_t)(next(&x) % 3);
     j->options.chunk = 16 << next(&x) % 8;

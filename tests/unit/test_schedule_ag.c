@@ -136,7 +136,7 @@ static int check_landing(void *context, uint32_t rank)
                         (unsigned long long)w->seed, rank, v->group, v->call, p, (long long)e, r);
             }
     }
-    if (!w->options.multicast)
+    if (!w->options.multicast || w->options.target)
         memset(landing, 0xee, bank->bytes);
     return 0;
 }

@@ -356,7 +356,7 @@ static void random_call(const world *w, call *c)
     c->group = dice(w->n_groups);
     g = &w->groups[c->group];
     c->format = (int)dice(3); /* whatever the plan was made for */
-    c->mode = w->options.multicast == 0 && item_of(c->format) <= (g->dtype == TIDE_F32 ? 4 : 2) && dice(2);
+    c->mode = (w->options.multicast == 0 || w->options.target) && item_of(c->format) <= (g->dtype == TIDE_F32 ? 4 : 2) && dice(2);
     c->stash_wait = (int)dice(2);
     c->accumulate = (int)dice(2);
     c->alpha = w->values == INTEGERS ? (float)(1 << dice(3)) : alphas[dice(4)];
@@ -377,6 +377,7 @@ static void random_options(world *w)
     plan_rs rs;
 
     o->multicast = dice(3) == 0;
+    o->target = dice(2);
     o->n_ctx = 1 + dice(3);
     o->ring_slots = 1 + dice(2);
     o->n_stg = 1 + dice(3);
