@@ -4,6 +4,7 @@
  */
 #include <vector>
 
+#include "fabric/cuda/kernels/multimem.cuh"
 #include "fabric/cuda/kernels/reduce.cuh"
 
 static uint64_t state = 88172645463325252u;
@@ -74,6 +75,56 @@ static void expect(const kernel_reduce &p, int dtype, uint64_t dst, std::vector<
             }
         }
     }
+}
+
+/* Sums by the switch: its own order, to the bit; within SPEC's tolerance of the ranks' order. Nothing beside dst is touched. */
+static void sums_by_switch(uint32_t rounds)
+{
+    enum { ROOM = 4096, MOST = 8 };
+    float *memory = (float *)std::aligned_alloc(256, MOST * ROOM * sizeof(float));
+    std::vector<float> dst(ROOM + 8), before;
+
+    for (uint32_t round = 0; round < rounds; round++) {
+        uint32_t members = 2 + draw(MOST - 1), shift = draw(5), ctas = 1 + draw(3);
+        kernel_multimem p = {};
+        p.elems = draw(8) ? 1 + draw(ROOM - 4) : draw(5);
+        p.src = (uint64_t)memory + 16 * draw((uint32_t)((ROOM - 4 - p.elems) / 4 + 1));
+        p.dst = (uint64_t)(dst.data() + shift);
+        p.beta = (int32_t)draw(3);
+        p.alpha = 0.7f;
+        multicast = (uint64_t)memory;
+        multicast_bytes = multicast_apart = ROOM * sizeof(float);
+        multicast_members = members;
+        for (uint32_t i = 0; i < MOST * ROOM; i++)
+            memory[i] = (float)((int)draw(2000) - 1000) / 700;
+        for (float &f : dst)
+            f = (float)draw(1000) / 333;
+        before = dst;
+        launch([&] { multimem_reduce(p); }, ctas, 1);
+        for (uint32_t i = 0; i < dst.size(); i++) {
+            uint32_t e = i - shift;
+            float sum = 0, ordered = 0;
+            if (i < shift || e >= p.elems) {
+                REQUIRE(dst[i] == before[i], "switch, round %u: float %u is no result and was written", round, i);
+                continue;
+            }
+            for (uint32_t m = 0; m < members; m++) {
+                const float *values = (const float *)p.src + e;
+                sum = m ? sum + values[(m + 1) % members * ROOM] : values[(m + 1) % members * ROOM];
+                ordered = m ? ordered + values[m * ROOM] : values[m * ROOM];
+            }
+            if (p.beta != BETA_NOT_FINAL) {
+                float old = p.beta == BETA_ONE ? before[i] : 0, scaled = p.alpha * sum, in_order = p.alpha * ordered;
+                sum = old + scaled;
+                ordered = old + in_order;
+            }
+            REQUIRE(std::memcmp(&dst[i], &sum, 4) == 0, "switch, round %u: result %u is %g, expected %g", round, e, (double)dst[i],
+                    (double)sum);
+            REQUIRE(std::abs(dst[i] - ordered) <= 1e-5f * max(1.0f, std::abs(ordered)), "switch, round %u: result %u is %g, in order %g",
+                    round, e, (double)dst[i], (double)ordered);
+        }
+    }
+    std::free(memory);
 }
 
 int main(int argc, char **argv)
@@ -151,7 +202,8 @@ int main(int argc, char **argv)
             REQUIRE(words[i] == (i < p.n_posts ? 7 : 0) && done == 0, "round %u: word %u is %llu, the counter %u", round, i,
                     (unsigned long long)words[i], done);
     }
-    std::printf("kernels on a CPU: %u batches right\n", rounds);
+    sums_by_switch(rounds);
+    std::printf("kernels on a CPU: %u batches right, and as many sums by a switch\n", rounds);
     std::free(dst);
     std::free(src);
     return 0;

@@ -549,7 +549,7 @@ static void test_loading(void **state)
     tide_alloc_fail_at(1);
     assert_int_equal(cuda_kernels_load(&table, NULL, &k), TIDE_ERR_MEMORY);
     tide_alloc_fail_at(0);
-    assert_null(cuda_kernel_twin("tide_multimem_store", &bytes));
+    assert_null(cuda_kernel_twin("tide_multimem_reduce", &bytes));
     assert_int_equal(bytes, sizeof(kernel_multimem));
     assert_null(cuda_kernel_twin("no such kernel", &bytes));
     assert_int_equal(bytes, 0);

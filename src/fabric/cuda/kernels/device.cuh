@@ -109,6 +109,17 @@ __device__ static inline void global_store_four(uint64_t at, float4 v)
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
+/* The switch's sum of what is behind a multicast address; at is a multiple of 16. */
+__device__ static inline float4 multimem_load_add(uint64_t at)
+{
+    float4 v;
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+
 /* What the thread has seen and done becomes visible to every processor before the value does. */
 __device__ static inline void post_word(uint64_t at, uint64_t value)
 {

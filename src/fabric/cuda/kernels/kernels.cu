@@ -34,7 +34,6 @@ ENTRY(PLAIN_THREADS, cast_f16_f32, kernel_copy, (copy_cast<TIDE_F16, TIDE_F32>))
 ENTRY(PLAIN_THREADS, cast_f16_bf16, kernel_copy, (copy_cast<TIDE_F16, TIDE_BF16>))
 
 ENTRY(PLAIN_THREADS, multimem_reduce, kernel_multimem, multimem_reduce)
-ENTRY(PLAIN_THREADS, multimem_store, kernel_multimem, multimem_store)
 
 /* The host side finds all of them. */
 template <typename ARGUMENTS> __host__ __device__ constexpr bool is_entry(void (*)(ARGUMENTS)) { return true; }

@@ -58,7 +58,8 @@ typedef struct kernel_copy {
     kernel_run runs[KERNEL_RUNS];
 } kernel_copy;
 
-/* Sum over a multicast address: dst[i] = the switch's fp32 sum of elems values, a multiple of 4, 16-byte aligned. */
+/* Final or not as above, of the sum that a switch makes of the fp32 values behind a multicast address, in an order of its own.
+ * src is a multiple of 16, and what lies behind it up to the next multiple of 16 bytes is read as well. */
 typedef struct kernel_multimem {
     uint64_t dst, src, elems;
     int32_t beta;
@@ -82,8 +83,7 @@ typedef struct kernel_multimem {
     X(KERNEL_CAST_BF16_F16, tide_cast_bf16_f16, kernel_copy)                       \
     X(KERNEL_CAST_F16_F32, tide_cast_f16_f32, kernel_copy)                         \
     X(KERNEL_CAST_F16_BF16, tide_cast_f16_bf16, kernel_copy)                       \
-    X(KERNEL_MULTIMEM_REDUCE, tide_multimem_reduce, kernel_multimem)               \
-    X(KERNEL_MULTIMEM_STORE, tide_multimem_store, kernel_multimem)
+    X(KERNEL_MULTIMEM_REDUCE, tide_multimem_reduce, kernel_multimem)              
 enum kernel_id {
 #define KERNEL_X(id, name, type) id,
     KERNELS(KERNEL_X)
@@ -117,5 +117,7 @@ const void *cuda_image(size_t *n_bytes);
  * its struct; 0 for a name that no kernel has. */
 typedef void (*kernel_twin)(const void *arguments);
 kernel_twin cuda_kernel_twin(const char *name, size_t *n_bytes);
+/* The one of tide_multimem_reduce: with the n memories that are behind src, in the order in which they are added. */
+void cuda_multimem_reduce_twin(const kernel_multimem *p, const uint64_t *memories, uint32_t n);
 
 #endif

@@ -27,6 +27,15 @@ static void store(uint64_t at, int dtype, float f)
         memcpy((void *)(uintptr_t)at, &h, sizeof h);
 }
 
+static void finish(uint64_t dst, int beta, float alpha, float sum)
+{
+    if (beta != FAB_NOT_FINAL) {
+        float old = beta == FAB_BETA_ONE ? load(dst, TIDE_F32) : 0.0f, scaled = alpha * sum;
+        sum = old + scaled;
+    }
+    store(dst, TIDE_F32, sum);
+}
+
 static void reduce(const kernel_reduce *p, int dtype)
 {
     uint32_t item = tide_dtype_bytes(dtype);
@@ -41,16 +50,22 @@ static void reduce(const kernel_reduce *p, int dtype)
                     float v = load(from->at + row * from->row_pitch + e * item, dtype);
                     sum = k ? sum + v : v;
                 }
-                if (p->beta != FAB_NOT_FINAL) {
-                    float old = p->beta == FAB_BETA_ONE ? load(dst, TIDE_F32) : 0.0f, scaled = p->alpha * sum;
-                    sum = old + scaled;
-                }
-                store(dst, TIDE_F32, sum);
+                finish(dst, p->beta, p->alpha, sum);
             }
         }
     }
     for (uint32_t i = 0; i < p->n_posts; i++)
         __atomic_store_n((uint64_t *)(uintptr_t)p->posts[i], p->post_value, __ATOMIC_RELEASE);
+}
+
+void cuda_multimem_reduce_twin(const kernel_multimem *p, const uint64_t *memories, uint32_t n)
+{
+    for (uint64_t e = 0; e < p->elems; e++) {
+        float sum = load(memories[0] + e * sizeof sum, TIDE_F32);
+        for (uint32_t i = 1; i < n; i++)
+            sum = sum + load(memories[i] + e * sizeof sum, TIDE_F32);
+        finish(p->dst + e * sizeof sum, p->beta, p->alpha, sum);
+    }
 }
 
 static void reduce_f32(const void *p) { reduce(p, TIDE_F32); }

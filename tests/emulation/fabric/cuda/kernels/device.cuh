@@ -145,6 +145,22 @@ inline void global_store_four(uint64_t at, float4 v)
     REQUIRE(at % 16 == 0, "a store of 16 bytes at %llx", (unsigned long long)at);
     *(float4 *)at = v;
 }
+
+/* What is behind the multicast address `multicast`: copies of one memory that lie `apart` bytes from each other, added from
+ * the second one on, as a switch may. */
+inline uint64_t multicast, multicast_apart, multicast_bytes;
+inline uint32_t multicast_members;
+inline float4 multimem_load_add(uint64_t at)
+{
+    float4 sum = {0, 0, 0, 0};
+    REQUIRE(at % 16 == 0 && at >= multicast && at + 16 <= multicast + multicast_bytes, "a sum of the switch at %llx",
+            (unsigned long long)at);
+    for (uint32_t i = 0; i < multicast_members; i++) {
+        float4 v = *(const float4 *)(at + (i + 1) % multicast_members * multicast_apart);
+        sum = i ? float4{sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w} : v;
+    }
+    return sum;
+}
 inline void post_word(uint64_t at, uint64_t value) { *(uint64_t *)at = value; }
 
 /* ---- formats: fp16 is left to the GPU ---- */
