@@ -9,7 +9,7 @@
  * time.
  *
  * It refuses what the driver refuses, each rule of which has a contract test that also runs on a real driver (`tide
- * driver-rules`). What the driver would let pass, or make undefined, but this project forbids is kept as a complaint:
+ * driver-rules`), but those of multicast, which are the driver's documentation. What the driver would let pass, or make undefined, but this project forbids is kept as a complaint:
  * work on the legacy stream, pageable memory in an asynchronous copy, memory freed under queued work, a kernel that
  * would touch memory that is not there, overlapping copies in a batch, a context given up with objects in it.
  */
@@ -34,8 +34,10 @@ typedef struct fake_cuda_options {
     bool no_batch;        /* a driver without cuMemcpyBatchAsync */
     int attribute, value; /* an attribute that all devices answer otherwise; 0: none */
     bool no_peer_words;   /* stream operations reach no other device's memory */
+    bool multicast;       /* devices that have it */
+    uint64_t multicast_granularity; /* the least; the recommended one is four times that */
 } fake_cuda_options;
-#define FAKE_CUDA_OPTIONS ((fake_cuda_options){2, 32, 1, 13000, 65536, false, false, 0, 0, false})
+#define FAKE_CUDA_OPTIONS ((fake_cuda_options){2, 32, 1, 13000, 65536, false, false, 0, 0, false, false, 131072})
 
 /* A new driver, as if the process had just started; the table is good until stop. Kernels stay registered. */
 const cuda_driver *fake_cuda_start(const fake_cuda_options *options);
@@ -61,6 +63,7 @@ void fake_cuda_oom(uint64_t n);
 bool fake_cuda_failed(void);      /* the fault of either kind has come */
 const char *fake_cuda_fault(void); /* to which function; "": not yet */
 uint64_t fake_cuda_calls(void);   /* that counted, since start */
+uint64_t fake_cuda_multicasts(void); /* how often somebody wanted to create a multicast object, since start */
 /* The n-th stream created (1: first since start) stands still from now on; 0: all go on. */
 void fake_cuda_stall(uint64_t n);
 /* From now on streams share so many hardware queues; what waits behind another stream's operation may go free. */

@@ -97,7 +97,7 @@ const cuda_driver *fake_cuda_start(const fake_cuda_options *options)
     fake.random = options->seed * 0x9e3779b97f4a7c15u + 1;
     fake.initialized = fake.stop = fake.foreign = fake.failed = false;
     fake.complaints = 0;
-    fake.calls = fake.fail_at = fake.fail_seen = fake.oom_at = fake.oom_seen = fake.stalled = fake.n_streams = 0;
+    fake.calls = fake.fail_at = fake.fail_seen = fake.oom_at = fake.oom_seen = fake.stalled = fake.n_streams = fake.multicasts = 0;
     fake.favour = fake.bursts = fake.last = 0;
     fake.next_handle = 1;
     for (int d = 0; d < FAKE_MAX_DEVICES; d++) {
@@ -144,6 +144,8 @@ static int leaks(char *text, size_t bytes)
     n += add(text, bytes, counts[0], "handles");
     n += add(text, bytes, counts[1], "reservations");
     n += add(text, bytes, fake_memory_count(SPAN_MAPPING), "mappings");
+    n += add(text, bytes, fake_memory_count(SPAN_MULTICAST), "multicast mappings");
+    n += add(text, bytes, fake_multicast_bindings(), "multicast bindings");
     n += add(text, bytes, fake_memory_count(SPAN_ALLOCATION), "allocations");
     n += add(text, bytes, fake_memory_count(SPAN_HOST), "host allocations");
     n += add(text, bytes, counts[2], "streams");
@@ -266,6 +268,15 @@ uint64_t fake_cuda_calls(void)
     uint64_t n;
     pthread_mutex_lock(&fake.lock);
     n = fake.calls;
+    pthread_mutex_unlock(&fake.lock);
+    return n;
+}
+
+uint64_t fake_cuda_multicasts(void)
+{
+    uint64_t n;
+    pthread_mutex_lock(&fake.lock);
+    n = fake.multicasts;
     pthread_mutex_unlock(&fake.lock);
     return n;
 }
@@ -405,8 +416,7 @@ cu_result fake_DeviceGetAttribute(int *value, int attribute, cu_dev device)
     static const int known[][2] = {
         {CU_ATTR_COMPUTE_MAJOR, 9}, {CU_ATTR_COMPUTE_MINOR, 0}, {CU_ATTR_SM_COUNT, 132}, {CU_ATTR_COPY_ENGINES, 3},
         {CU_ATTR_SHARED_PER_BLOCK_OPTIN, 232448}, {CU_ATTR_SHARED_PER_SM, 233472}, {CU_ATTR_L2_BYTES, 50 << 20},
-        {CU_ATTR_VMM, 1}, {CU_ATTR_HANDLE_FD, 1}, {CU_ATTR_RDMA_VMM, 1}, {CU_ATTR_STREAM_WAIT_64, 1},
-        {CU_ATTR_MULTICAST, 0}};
+        {CU_ATTR_VMM, 1}, {CU_ATTR_HANDLE_FD, 1}, {CU_ATTR_RDMA_VMM, 1}, {CU_ATTR_STREAM_WAIT_64, 1}};
     cu_result r = fake_enter(FAKE_DeviceGetAttribute, 0);
     if (r == CU_OK && !is_device(device))
         r = CU_INVALID_DEVICE;
@@ -417,6 +427,10 @@ cu_result fake_DeviceGetAttribute(int *value, int attribute, cu_dev device)
                 *value = known[i][1];
                 r = CU_OK;
             }
+        }
+        if (attribute == CU_ATTR_MULTICAST) {
+            *value = fake.options.multicast;
+            r = CU_OK;
         }
         if (fake.options.attribute && attribute == fake.options.attribute) {
             *value = fake.options.value;

@@ -12,11 +12,13 @@ enum { MAGIC_CONTEXT = 0x636f6e74, MAGIC_STREAM = 0x73747265, MAGIC_EVENT = 0x65
 
 enum { FAKE_MAX_FUNCTIONS = 40 }; /* of a module */
 
-/* Physical memory of a device: a memfd whose last page describes it, so that another process can import it. */
+/* Physical memory of a device: a memfd whose last page describes it, so that another process can import it. Or a multicast
+ * object, then with a team. */
 typedef struct fake_memory {
-    uint32_t refs; /* handles and mappings */
+    uint32_t refs; /* handles, mappings, bindings */
     int fd, device;
     uint64_t bytes, inode;
+    struct fake_team *team;
 } fake_memory;
 
 typedef struct fake_handle {
@@ -32,7 +34,7 @@ typedef struct fake_reservation {
 } fake_reservation;
 
 /* Addresses that something is behind. */
-enum fake_span_kind { SPAN_MAPPING, SPAN_ALLOCATION, SPAN_HOST };
+enum fake_span_kind { SPAN_MAPPING, SPAN_ALLOCATION, SPAN_HOST, SPAN_MULTICAST };
 typedef struct fake_span {
     enum fake_span_kind kind;
     uintptr_t base;
@@ -167,6 +169,7 @@ typedef struct fake_world {
     const char *fault;
     uint64_t stalled;
     bool (*registered)(uintptr_t base, uint64_t bytes); /* a library holds on to this memory; NULL: there is none */
+    uint64_t multicasts;      /* cuMulticastCreate was called */
     _Atomic uint32_t callers; /* inside or before the lock */
     uint32_t favour, bursts;  /* the scheduler's moods */
     uint32_t last;
@@ -195,8 +198,26 @@ uint64_t fake_random(uint64_t below);
 /* fake_memory.c */
 /* The span in which all of it lies, if streams of `device` may use it; else NULL. */
 fake_span *fake_find(uintptr_t base, uint64_t bytes, int device);
+fake_span *fake_find_multicast(uintptr_t base, uint64_t bytes, int device); /* the same; the other one finds none of these */
 void fake_memory_clear(void); /* frees everything */
 int fake_memory_count(enum fake_span_kind kind);
+void fake_memory_drop(fake_memory *m);
+cu_handle fake_handle_add(fake_memory *m);
+fake_memory *fake_handle_memory(cu_handle handle); /* NULL: no such handle */
+/* Whether the device's own mapping of the object is there, or queued work uses any mapping of it. */
+bool fake_multicast_used(const fake_memory *team, int device);
+
+/* fake_multicast.c */
+fake_memory *fake_team_open(int fd, uint64_t inode); /* without a reference; NULL: the file is no team's */
+void fake_team_close(struct fake_team *team);
+cu_result fake_multicast_map(const fake_memory *team, uint64_t bytes);
+bool fake_multicast_member(const fake_memory *team, int device);
+void fake_multicast_released(const fake_memory *m); /* a handle is about to go */
+int fake_multicast_bindings(void);
+void fake_multicast_clear(void);
+/* Where the memories behind an address are here; returns their number. */
+int fake_multicast_memories(uintptr_t address, uint64_t bytes, int device, uintptr_t memories[FAKE_MAX_DEVICES]);
+bool fake_multicast_bound(const fake_span *span); /* all devices of the team have memory behind it */
 
 /* fake_stream.c */
 cu_stream fake_stream_of(cu_stream handle); /* resolves 0, 1 and 2; NULL when it is none */
@@ -214,6 +235,9 @@ void fake_streams_deal(int connections); /* onto hardware queues anew */
 /* All that is enqueued on the device has ended; or some of it is blocked and uses the memory (NULL: none): complained of. */
 void fake_wait_idle(int device, const fake_span *memory, const char *what);
 
+/* A kernel that adds through a multicast address touches it so. */
+void fake_touch_multicast(fake_touch *t, uint64_t address, uint64_t bytes);
+
 /* fake_kernels.c */
 void fake_kernels_add(void); /* the library's, as their C twins */
 
@@ -222,5 +246,6 @@ bool fake_worker_start(void);
 void fake_wake(void);
 bool fake_op_blocked(const fake_op *op);
 void fake_stream_drained(cu_stream s);
+int fake_kernel_device(void); /* on which the kernel runs that asks */
 
 #endif

@@ -56,12 +56,27 @@ static void copy_ranges(const void *args, fake_touch *t)
     }
 }
 
-/* The sum of a switch has no twin: no device of the fake has multicast. */
-static void none(const void *args) { (void)args; }
-static void none_ranges(const void *args, fake_touch *t)
+/* A switch adds in an order of its own. */
+static void add_by_switch(const void *args)
 {
-    (void)args;
-    fake_cuda_touch(t, 0, 1);
+    const kernel_multimem *p = args;
+    uintptr_t memories[FAKE_MAX_DEVICES];
+    uint64_t order[FAKE_MAX_DEVICES];
+    uint32_t n = (uint32_t)fake_multicast_memories(p->src, p->elems * sizeof(float), fake_kernel_device(), memories), first;
+
+    if (n == 0)
+        return;
+    first = (uint32_t)fake_random(n);
+    for (uint32_t i = 0; i < n; i++)
+        order[i] = memories[(first + i) % n];
+    cuda_multimem_reduce_twin(p, order, n);
+}
+
+static void switch_ranges(const void *args, fake_touch *t)
+{
+    const kernel_multimem *p = args;
+    fake_cuda_touch(t, p->dst, p->elems * sizeof(float));
+    fake_touch_multicast(t, p->src, tide_align_up(p->elems * sizeof(float), 16));
 }
 
 void fake_kernels_add(void)
@@ -75,8 +90,8 @@ void fake_kernels_add(void)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t bytes;
         kernel_twin twin = cuda_kernel_twin(names[i], &bytes);
-        fake_cuda_kernel(names[i], bytes, twin ? twin : none,
-                         !twin                             ? none_ranges
+        fake_cuda_kernel(names[i], bytes, twin ? twin : add_by_switch,
+                         !twin                             ? switch_ranges
                          : bytes == sizeof(kernel_reduce) ? reduce_ranges
                                                           : copy_ranges);
     }

@@ -29,14 +29,17 @@ static size_t spans_up_to(uintptr_t base)
     return lo;
 }
 
-fake_span *fake_find(uintptr_t base, uint64_t bytes, int device)
+static fake_span *find(uintptr_t base, uint64_t bytes, int device, bool multicast)
 {
     size_t n = spans_up_to(base);
     fake_span *s = n ? fake.spans[n - 1] : NULL;
-    if (!s || base - s->base > s->bytes || bytes > s->bytes - (base - s->base))
+    if (!s || base - s->base > s->bytes || bytes > s->bytes - (base - s->base) || (s->kind == SPAN_MULTICAST) != multicast)
         return NULL;
     return s->access >> device & 1 ? s : NULL;
 }
+
+fake_span *fake_find(uintptr_t base, uint64_t bytes, int device) { return find(base, bytes, device, false); }
+fake_span *fake_find_multicast(uintptr_t base, uint64_t bytes, int device) { return find(base, bytes, device, true); }
 
 int fake_memory_count(enum fake_span_kind kind)
 {
@@ -59,9 +62,11 @@ static fake_span *add_span(enum fake_span_kind kind, void *base, uint64_t bytes,
     return fake.spans[at] = s;
 }
 
-static void drop_memory(fake_memory *m)
+void fake_memory_drop(fake_memory *m)
 {
     if (--m->refs == 0) {
+        if (m->team)
+            fake_team_close(m->team);
         close(m->fd);
         free(m);
     }
@@ -73,7 +78,7 @@ static void drop_span(fake_span *s)
     memmove(fake.spans + at - 1, fake.spans + at, (fake.n_spans-- - at) * sizeof(fake_span *));
     if (s->memory) {
         mmap((void *)s->base, s->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        drop_memory(s->memory);
+        fake_memory_drop(s->memory);
     } else {
         free((void *)s->base);
     }
@@ -93,10 +98,11 @@ void fake_memory_clear(void)
         munmap((void *)r->base, r->bytes);
         free(r);
     }
+    fake_multicast_clear();
     while (fake.handles) {
         fake_handle *h = fake.handles;
         fake.handles = h->next;
-        drop_memory(h->memory);
+        fake_memory_drop(h->memory);
         free(h);
     }
 }
@@ -119,7 +125,7 @@ cu_result fake_MemGetAllocationGranularity(size_t *bytes, const cu_alloc_prop *p
     return fake_leave(r);
 }
 
-static cu_handle add_handle(fake_memory *m)
+cu_handle fake_handle_add(fake_memory *m)
 {
     fake_handle *h = calloc(1, sizeof *h);
     m->refs++;
@@ -136,6 +142,12 @@ static fake_handle **find_handle(cu_handle number)
     while (*at && (*at)->number != number)
         at = &(*at)->next;
     return at;
+}
+
+fake_memory *fake_handle_memory(cu_handle handle)
+{
+    fake_handle *h = *find_handle(handle);
+    return h ? h->memory : NULL;
 }
 
 cu_result fake_MemCreate(cu_handle *handle, size_t bytes, const cu_alloc_prop *prop, unsigned long long flags)
@@ -162,7 +174,7 @@ cu_result fake_MemCreate(cu_handle *handle, size_t bytes, const cu_alloc_prop *p
             memset(at, GARBAGE, bytes);
             munmap(at, bytes);
             m->inode = st.st_ino;
-            *handle = add_handle(m);
+            *handle = fake_handle_add(m);
         }
     }
     return fake_leave(r);
@@ -176,7 +188,8 @@ cu_result fake_MemRelease(cu_handle handle)
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
         *at = h->next;
-        drop_memory(h->memory);
+        fake_multicast_released(h->memory);
+        fake_memory_drop(h->memory);
         free(h);
     }
     return fake_leave(r);
@@ -206,21 +219,24 @@ cu_result fake_MemImport(cu_handle *handle, void *fd, int type)
     struct stat st;
     trailer t;
 
-    if (r == CU_OK && (type != CU_HANDLE_FD || fstat(own, &st) != 0 || st.st_size < PAGE ||
-                       pread(own, &t, sizeof t, st.st_size - PAGE) != sizeof t || t.magic != trailer_magic ||
-                       t.bytes != (uint64_t)st.st_size - PAGE || t.device >= fake.options.devices))
+    if (r == CU_OK && (type != CU_HANDLE_FD || fstat(own, &st) != 0))
         r = CU_INVALID_VALUE;
     for (fake_handle *h = fake.handles; r == CU_OK && h && !m; h = h->next)
         m = h->memory->inode == st.st_ino ? h->memory : NULL;
     for (size_t i = 0; r == CU_OK && i < fake.n_spans && !m; i++)
         m = fake.spans[i]->memory && fake.spans[i]->memory->inode == st.st_ino ? fake.spans[i]->memory : NULL;
     if (r == CU_OK && !m) {
-        m = calloc(1, sizeof *m);
-        *m = (fake_memory){0, fcntl(own, F_DUPFD_CLOEXEC, 0), t.device, t.bytes, st.st_ino};
-        fake.foreign = true;
+        if (st.st_size >= PAGE && pread(own, &t, sizeof t, st.st_size - PAGE) == sizeof t && t.magic == trailer_magic &&
+            t.bytes == (uint64_t)st.st_size - PAGE && t.device < fake.options.devices) {
+            m = calloc(1, sizeof *m);
+            *m = (fake_memory){0, fcntl(own, F_DUPFD_CLOEXEC, 0), t.device, t.bytes, st.st_ino, NULL};
+            fake.foreign = true;
+        } else if (!(m = fake_team_open(own, st.st_ino))) {
+            r = CU_INVALID_VALUE;
+        }
     }
     if (r == CU_OK)
-        *handle = add_handle(m);
+        *handle = fake_handle_add(m);
     return fake_leave(r);
 }
 
@@ -283,11 +299,14 @@ cu_result fake_MemMap(cu_ptr address, size_t bytes, size_t offset, cu_handle han
     if (r == CU_OK && (!h || !v || offset || flags || bytes == 0 || bytes > h->memory->bytes ||
                        bytes % fake.options.granularity || address % fake.options.granularity || mapped(address, bytes)))
         r = CU_INVALID_VALUE;
-    if (r == CU_OK &&
+    if (r == CU_OK && h->memory->team)
+        r = fake_multicast_map(h->memory, bytes);
+    if (r == CU_OK && !h->memory->team &&
         mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, h->memory->fd, 0) == MAP_FAILED)
         r = CU_OUT_OF_MEMORY;
     if (r == CU_OK) {
-        fake_span *s = add_span(SPAN_MAPPING, (void *)(uintptr_t)address, bytes, h->memory->device, 0);
+        fake_span *s = add_span(h->memory->team ? SPAN_MULTICAST : SPAN_MAPPING, (void *)(uintptr_t)address, bytes,
+                                h->memory->device, 0);
         s->memory = h->memory;
         h->memory->refs++;
     }
@@ -300,10 +319,26 @@ static fake_span *find_span(enum fake_span_kind kind, uintptr_t base)
     return n && fake.spans[n - 1]->base == base && fake.spans[n - 1]->kind == kind ? fake.spans[n - 1] : NULL;
 }
 
+static fake_span *find_mapping(uintptr_t base)
+{
+    fake_span *s = find_span(SPAN_MAPPING, base);
+    return s ? s : find_span(SPAN_MULTICAST, base);
+}
+
+bool fake_multicast_used(const fake_memory *team, int device)
+{
+    for (size_t i = 0; i < fake.n_spans; i++) {
+        const fake_span *s = fake.spans[i];
+        if (s->memory == team && (s->access >> device & 1 || fake_going_away(s->base, s->bytes, "cuMulticastUnbind", false)))
+            return true;
+    }
+    return false;
+}
+
 cu_result fake_MemUnmap(cu_ptr address, size_t bytes)
 {
     cu_result r = fake_enter(FAKE_MemUnmap, RELEASES);
-    fake_span *s = find_span(SPAN_MAPPING, address);
+    fake_span *s = find_mapping(address);
     if (r == CU_OK && (!s || s->bytes != bytes))
         r = CU_INVALID_VALUE;
     if (r == CU_OK) {
@@ -316,7 +351,7 @@ cu_result fake_MemUnmap(cu_ptr address, size_t bytes)
 cu_result fake_MemSetAccess(cu_ptr address, size_t bytes, const cu_access *access, size_t count)
 {
     cu_result r = fake_enter(FAKE_MemSetAccess, 0);
-    fake_span *s = find_span(SPAN_MAPPING, address);
+    fake_span *s = find_mapping(address);
     if (r == CU_OK && (!s || s->bytes != bytes || !access || !count))
         r = CU_INVALID_VALUE;
     for (size_t i = 0; r == CU_OK && i < count; i++) {
@@ -324,14 +359,16 @@ cu_result fake_MemSetAccess(cu_ptr address, size_t bytes, const cu_access *acces
         if (access[i].location.type != CU_LOCATION_DEVICE || access[i].flags != CU_ACCESS_READ_WRITE || d < 0 ||
             d >= fake.options.devices)
             r = CU_INVALID_VALUE;
-        else if (d != s->device && fake.options.no_peers)
+        else if (s->kind == SPAN_MULTICAST && !fake_multicast_member(s->memory, d))
+            r = CU_INVALID_DEVICE;
+        else if (d != s->device && s->kind != SPAN_MULTICAST && fake.options.no_peers)
             r = CU_INVALID_DEVICE;
         else if (s->access >> d & 1)
             r = ALREADY_MAPPED;
         else
             s->access |= 1u << d;
     }
-    if (r == CU_OK && mprotect((void *)s->base, s->bytes, PROT_READ | PROT_WRITE) != 0)
+    if (r == CU_OK && s->kind != SPAN_MULTICAST && mprotect((void *)s->base, s->bytes, PROT_READ | PROT_WRITE) != 0)
         r = CU_OUT_OF_MEMORY;
     return fake_leave(r);
 }
@@ -431,38 +468,4 @@ cu_result fake_PointerGetAttribute(void *value, int attribute, cu_ptr address)
         r = CU_INVALID_VALUE;
     }
     return fake_leave(r);
-}
-
-/* ---- multicast: not on these devices --------------------------------------------------------- */
-
-cu_result fake_MulticastGetGranularity(size_t *bytes, const cu_multicast_prop *prop, int option)
-{
-    (void)bytes, (void)prop, (void)option;
-    fake_enter(FAKE_MulticastGetGranularity, 0);
-    return fake_leave(CU_NOT_SUPPORTED);
-}
-cu_result fake_MulticastCreate(cu_handle *handle, const cu_multicast_prop *prop)
-{
-    (void)handle, (void)prop;
-    fake_enter(FAKE_MulticastCreate, 0);
-    return fake_leave(CU_NOT_SUPPORTED);
-}
-cu_result fake_MulticastAddDevice(cu_handle handle, cu_dev device)
-{
-    (void)handle, (void)device;
-    fake_enter(FAKE_MulticastAddDevice, 0);
-    return fake_leave(CU_NOT_SUPPORTED);
-}
-cu_result fake_MulticastBindMem(cu_handle handle, size_t offset, cu_handle memory, size_t memory_offset, size_t bytes,
-                                unsigned long long flags)
-{
-    (void)handle, (void)offset, (void)memory, (void)memory_offset, (void)bytes, (void)flags;
-    fake_enter(FAKE_MulticastBindMem, 0);
-    return fake_leave(CU_NOT_SUPPORTED);
-}
-cu_result fake_MulticastUnbind(cu_handle handle, cu_dev device, size_t offset, size_t bytes)
-{
-    (void)handle, (void)device, (void)offset, (void)bytes;
-    fake_enter(FAKE_MulticastUnbind, RELEASES);
-    return fake_leave(CU_NOT_SUPPORTED);
 }

@@ -71,6 +71,13 @@ static void copy_row(uintptr_t dst, uintptr_t src, uint64_t bytes, int fill)
 
 static void run_piece(const fake_op *op, const fake_piece *p)
 {
+    uintptr_t memories[FAKE_MAX_DEVICES];
+    int n = fake_multicast_memories(p->dst, p->width, op->stream->device, memories);
+
+    for (int i = 0; i < n; i++) /* to each when it likes: nothing is said about their order */
+        copy_row(memories[i], p->src, p->width, 0);
+    if (n)
+        return;
     if (p->width == 0 || p->rows == 0 || !fake_find(p->dst, 1, op->stream->device) ||
         (p->src && !fake_find(p->src, 1, op->stream->device)))
         return;
@@ -88,6 +95,9 @@ static void run_word(const fake_op *op, const cu_stream_op *o)
         __atomic_store_n((uint32_t *)(uintptr_t)o->at.address, (uint32_t)o->at.value, __ATOMIC_RELEASE);
 }
 
+static int running_on;
+int fake_kernel_device(void) { return running_on; }
+
 /* One step; true when the operation has ended. */
 static bool step(fake_op *op)
 {
@@ -102,8 +112,10 @@ static bool step(fake_op *op)
         return op->done == op->n;
     case OP_KERNEL:
         for (uint32_t i = 0; i < op->n_ranges; i++)
-            if (!fake_find(op->ranges[i].base, op->ranges[i].bytes, op->stream->device))
+            if (!fake_find(op->ranges[i].base, op->ranges[i].bytes, op->stream->device) &&
+                !fake_find_multicast(op->ranges[i].base, op->ranges[i].bytes, op->stream->device))
                 return true; /* freed under it: complained of */
+        running_on = op->stream->device;
         op->kernel->run(op->args);
         return true;
     case OP_RECORD:

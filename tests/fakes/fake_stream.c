@@ -345,9 +345,24 @@ static void stir(fake_op *op)
     op->n = n;
 }
 
+/* What is known to go to a multicast address: plain copies of one row, from memory. */
+static bool multicast_good(const fake_piece *p, int device)
+{
+    fake_span *s = fake_find_multicast(p->dst, p->width, device);
+    if (!s)
+        return false;
+    if (!p->src || p->rows != 1)
+        fake_complain("a %s to a multicast address, expected a copy of one row", p->src ? "copy of several rows" : "fill");
+    else if (!fake_multicast_bound(s))
+        fake_complain("a copy to a multicast address, behind which not all devices have memory");
+    return fake_find(p->src, p->width, device) != NULL;
+}
+
 static bool piece_good(const fake_piece *p, int device)
 {
     uint64_t to = extent(p->width, p->rows, p->dst_pitch), from = extent(p->width, p->rows, p->src_pitch);
+    if (to && fake_find_multicast(p->dst, 1, device))
+        return multicast_good(p, device);
     return (to == 0 || fake_find(p->dst, to, device)) && (from == 0 || !p->src || fake_find(p->src, from, device));
 }
 
@@ -535,6 +550,15 @@ cu_result fake_StreamBatchMemOp(cu_stream stream, unsigned count, cu_stream_op *
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
+static void note_range(fake_op *op, uint64_t address, uint64_t bytes)
+{
+    if (op->n_ranges == op->cap_ranges) {
+        op->cap_ranges = op->cap_ranges ? 2 * op->cap_ranges : 64;
+        op->ranges = realloc(op->ranges, op->cap_ranges * sizeof *op->ranges);
+    }
+    op->ranges[op->n_ranges++] = (fake_range){address, bytes};
+}
+
 void fake_cuda_touch(fake_touch *t, uint64_t address, uint64_t bytes)
 {
     fake_op *op = t->op;
@@ -547,11 +571,21 @@ void fake_cuda_touch(fake_touch *t, uint64_t address, uint64_t bytes)
         t->bad = true;
         return;
     }
-    if (op->n_ranges == op->cap_ranges) {
-        op->cap_ranges = op->cap_ranges ? 2 * op->cap_ranges : 64;
-        op->ranges = realloc(op->ranges, op->cap_ranges * sizeof *op->ranges);
+    note_range(op, address, bytes);
+}
+
+void fake_touch_multicast(fake_touch *t, uint64_t address, uint64_t bytes)
+{
+    const fake_span *s = fake_find_multicast(address, bytes, t->device);
+    if (bytes == 0)
+        return;
+    if (!s || !fake_multicast_bound(s)) {
+        fake_complain("cuLaunchKernel: %s would add %llu bytes at %#llx, where device %d has no complete multicast mapping",
+                      t->op->kernel->name, (unsigned long long)bytes, (unsigned long long)address, t->device);
+        t->bad = true;
+    } else {
+        note_range(t->op, address, bytes);
     }
-    op->ranges[op->n_ranges++] = (fake_range){address, bytes};
 }
 
 cu_result fake_LaunchKernel(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,

@@ -298,12 +298,143 @@ static void test_orders(void **state)
     assert_true(first > 20 && second > 20 && mixed > 5);
 }
 
+/* ---- multicast: what the driver's documentation says, for no real driver is asked --------------- */
+
+/* Complaints since the last look: 1 when there are some. */
+static int complained(void)
+{
+    int n = fake_cuda_complaints(NULL, 0);
+    fake_cuda_forgive();
+    return n > 0;
+}
+
+static void test_multicast(void **state)
+{
+    enum { BYTES = 262144, LEAST = 131072, DEVICES = 3 };
+    fake_cuda_options o = FAKE_CUDA_OPTIONS;
+    cu_multicast_prop prop = {.n_devices = DEVICES, .size = BYTES, .handle_types = CU_HANDLE_FD}, wrong;
+    cu_handle object, other, memory[DEVICES], small;
+    cu_ptr base[DEVICES], all;
+    cu_context contexts[DEVICES];
+    size_t granularity = 0;
+    world w;
+    int fd = -1;
+
+    (void)state;
+    o.devices = DEVICES;
+    world_open(&w, &o, 1);
+    assert_int_equal(w.d->MulticastCreate(&object, &prop), CU_NOT_SUPPORTED);
+    assert_int_equal(fake_cuda_multicasts(), 1);
+    world_close(&w, 1);
+    assert_int_equal(fake_cuda_stop(), 0);
+
+    o.multicast = true;
+    world_open(&w, &o, 1);
+    for (int i = 1; i < DEVICES; i++)
+        assert_int_equal(w.d->PrimaryRetain(&contexts[i], i), CU_OK);
+    assert_int_equal(w.d->MulticastGetGranularity(&granularity, &prop, CU_MULTICAST_MINIMUM), CU_OK);
+    assert_int_equal(granularity, LEAST);
+    for (int i = 0; i < 4; i++) { /* size, devices, handle type, flags */
+        wrong = prop;
+        wrong.size += i == 0 ? 65536 : 0;
+        wrong.n_devices += i == 1 ? 1 : 0;
+        wrong.handle_types = i == 2 ? 0 : CU_HANDLE_FD;
+        wrong.flags = i == 3;
+        assert_int_equal(w.d->MulticastCreate(&other, &wrong), CU_INVALID_VALUE);
+    }
+    assert_int_equal(w.d->MulticastCreate(&object, &prop), CU_OK);
+    assert_int_equal(w.d->MemExport(&fd, object, CU_HANDLE_FD, 0), CU_OK);
+    assert_int_equal(w.d->MemImport(&other, (void *)(intptr_t)fd, CU_HANDLE_FD), CU_OK);
+    close(fd);
+    assert_int_equal(w.d->MemAddressReserve(&all, BYTES, 0, 0, 0), CU_OK);
+    for (int i = 0; i < DEVICES; i++) {
+        const cu_alloc_prop on = {.type = CU_ALLOC_PINNED, .handle_types = CU_HANDLE_FD, .location = {CU_LOCATION_DEVICE, i}};
+        const cu_access access = {{CU_LOCATION_DEVICE, i}, CU_ACCESS_READ_WRITE};
+        assert_int_equal(w.d->MemCreate(&memory[i], BYTES, &on, 0), CU_OK);
+        assert_int_equal(w.d->MemAddressReserve(&base[i], BYTES, 0, 0, 0), CU_OK);
+        assert_int_equal(w.d->MemMap(base[i], BYTES, 0, memory[i], 0), CU_OK);
+        assert_int_equal(w.d->MemSetAccess(base[i], BYTES, &access, 1), CU_OK);
+        if (i == 0)
+            assert_int_equal(w.d->MemCreate(&small, 65536, &on, 0), CU_OK);
+    }
+
+    /* a team that is not complete: nobody binds, nobody maps */
+    assert_int_equal(w.d->MulticastAddDevice(object, 0), CU_OK);
+    assert_int_equal(w.d->MulticastAddDevice(other, 0), CU_INVALID_VALUE); /* twice */
+    assert_true(complained());
+    assert_int_equal(w.d->MulticastAddDevice(object, DEVICES), CU_INVALID_VALUE);
+    assert_int_equal(w.d->MulticastAddDevice(memory[0], 1), CU_INVALID_VALUE); /* no such object */
+    assert_int_equal(w.d->MulticastBindMem(object, 0, memory[0], 0, BYTES, 0), CU_INVALID_VALUE);
+    assert_true(complained());
+    assert_int_equal(w.d->MemMap(all, BYTES, 0, object, 0), CU_INVALID_VALUE);
+    assert_true(complained());
+    for (int i = 1; i < DEVICES; i++)
+        assert_int_equal(w.d->MulticastAddDevice(other, i), CU_OK);
+
+    /* binding: extents, granularity, twice */
+    assert_int_equal(w.d->MulticastBindMem(object, 0, memory[0], 0, BYTES + LEAST, 0), CU_INVALID_VALUE);
+    assert_int_equal(w.d->MulticastBindMem(object, 0, memory[0], LEAST, BYTES, 0), CU_INVALID_VALUE);
+    assert_int_equal(w.d->MulticastBindMem(object, 65536, memory[0], 0, LEAST, 0), CU_INVALID_VALUE);
+    assert_int_equal(w.d->MulticastBindMem(object, 0, small, 0, 65536, 0), CU_INVALID_VALUE);
+    assert_int_equal(w.d->MulticastBindMem(object, 0, memory[0], 0, BYTES, 0), CU_OK);
+    assert_int_equal(w.d->MulticastBindMem(object, 0, memory[0], 0, BYTES, 0), CU_INVALID_VALUE);
+    assert_true(complained());
+    assert_int_equal(w.d->MulticastBindMem(other, 0, memory[1], 0, BYTES, 0), CU_OK);
+    assert_int_equal(w.d->MemMap(all, BYTES, 0, object, 0), CU_OK);
+    assert_int_equal(w.d->MemSetAccess(all, BYTES, &(cu_access){{CU_LOCATION_DEVICE, 0}, CU_ACCESS_READ_WRITE}, 1), CU_OK);
+
+    /* writing: before all are bound; then it comes to all. Nothing else is let near it. */
+    assert_int_equal(w.d->MemsetD8Async(base[0] + 4096, 0x5a, 64, w.s[0]), CU_OK);
+    assert_int_equal(w.d->MemcpyAsync(all + 8, base[0] + 4096, 64, w.s[0]), CU_OK);
+    assert_true(complained());
+    assert_int_equal(w.d->StreamSynchronize(w.s[0]), CU_OK);
+    assert_int_equal(w.d->MulticastBindMem(other, 0, memory[2], 0, BYTES, 0), CU_OK);
+    assert_int_equal(w.d->MemcpyAsync(all + 8, base[0] + 4096, 64, w.s[0]), CU_OK);
+    assert_int_equal(w.d->StreamSynchronize(w.s[0]), CU_OK);
+    assert_false(complained());
+    for (int i = 0; i < DEVICES; i++)
+        assert_true(*(uint64_t *)(uintptr_t)(base[i] + 64) == UINT64_C(0x5a5a5a5a5a5a5a5a) &&
+                    *(uint64_t *)(uintptr_t)(base[i] + 72) != UINT64_C(0x5a5a5a5a5a5a5a5a));
+    assert_int_equal(w.d->MemcpyAsync(base[0], all, 64, w.s[0]), CU_INVALID_VALUE); /* as a source */
+    assert_int_equal(w.d->MemsetD8Async(all, 0, 64, w.s[0]), CU_INVALID_VALUE);
+    assert_true(complained());
+    assert_int_equal(word(&w, 0, CU_OP_WRITE_64, all - w.a, 1), CU_INVALID_VALUE);
+
+    /* the end: what is mapped is not unbound, what is bound is not released, and what was not bound so is neither */
+    assert_int_equal(w.d->MulticastUnbind(object, 0, 0, LEAST), CU_INVALID_VALUE);
+    assert_true(complained());
+    assert_int_equal(w.d->MulticastUnbind(object, 0, 0, BYTES), CU_OK);
+    assert_true(complained());
+    assert_int_equal(w.d->MemUnmap(all, BYTES), CU_OK);
+    for (int i = 0; i < DEVICES; i++) {
+        assert_int_equal(w.d->MemUnmap(base[i], BYTES), CU_OK);
+        assert_int_equal(w.d->MemAddressFree(base[i], BYTES), CU_OK);
+    }
+    assert_int_equal(w.d->MemAddressFree(all, BYTES), CU_OK);
+    assert_false(complained());
+    assert_int_equal(w.d->MulticastUnbind(object, 1, 0, BYTES), CU_OK);
+    assert_int_equal(w.d->MemRelease(memory[0]), CU_OK);
+    assert_false(complained());
+    assert_int_equal(w.d->MemRelease(memory[2]), CU_OK);
+    assert_true(complained());
+    assert_int_equal(w.d->MemRelease(object), CU_OK);
+    assert_int_equal(w.d->MemRelease(other), CU_OK);
+    assert_true(complained());
+    assert_int_equal(w.d->MemRelease(memory[1]), CU_OK);
+    assert_int_equal(w.d->MemRelease(small), CU_OK);
+    for (int i = 1; i < DEVICES; i++)
+        assert_int_equal(w.d->PrimaryRelease(i), CU_OK);
+    world_close(&w, 1);
+    assert_int_equal(fake_cuda_leaks(NULL, 0), 1); /* the binding of device 2 */
+    assert_int_equal(fake_cuda_stop(), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rules),  cmocka_unit_test(test_aliased_queues), cmocka_unit_test(test_complaints),
         cmocka_unit_test(test_leaks),  cmocka_unit_test(test_faults),         cmocka_unit_test(test_orders),
-        cmocka_unit_test(test_foreign),
+        cmocka_unit_test(test_foreign), cmocka_unit_test(test_multicast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

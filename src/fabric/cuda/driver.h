@@ -115,6 +115,7 @@ enum { CU_FUNC_MAX_DYNAMIC_SHARED = 8, CU_FUNC_SHARED_CARVEOUT = 9 }; /* the lat
 enum { CU_POINTER_CONTEXT = 1, CU_POINTER_MEMORY_TYPE = 2, CU_POINTER_DEVICE_ORDINAL = 9 };
 enum { CU_CAPTURE_NONE = 0 };
 
+enum { CU_MULTICAST_MINIMUM = 0 }; /* granularity */
 typedef struct cu_multicast_prop {
     unsigned n_devices;
     size_t size;

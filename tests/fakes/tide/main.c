@@ -2,7 +2,7 @@
  * main.c - the command line over the fake driver and the fake NCCL: `tide-fake check --fabric cuda ...` needs no GPU.
  *
  * Environment: FAKE_SEED of the scheduler (default 1), FAKE_DEVICES (2), FAKE_CONNECTIONS (32), FAKE_BATCH=0 a driver
- * without batched copies, FAKE_PEER_WORDS=0 one that writes no word of a peer.
+ * without batched copies, FAKE_PEER_WORDS=0 one that writes no word of a peer, FAKE_MULTICAST=1 devices that have multicast.
  * Of NCCL, whose ranks are threads (--threads): FAKE_NCCL=0 there is none of this kind; FAKE_NCCL_VERSION (23102),
  * FAKE_NCCL_DELAY (0) of puts in steps, FAKE_NCCL_WINDOWS=0 windows are NULL, FAKE_NCCL_RMA=0 no one-sided calls,
  * FAKE_NCCL_SHARED_DEVICES=1 ranks of a communicator on one device, FAKE_NCCL_ABORT=1 aborting frees streams. Faults: FAKE_NCCL_FAIL and FAKE_NCCL_HANG, "N" or
@@ -62,6 +62,7 @@ int main(int argc, char **argv)
     o.connections = (int)setting("FAKE_CONNECTIONS", (uint64_t)o.connections);
     o.no_batch = setting("FAKE_BATCH", 1) == 0;
     o.no_peer_words = setting("FAKE_PEER_WORDS", 1) == 0;
+    o.multicast = setting("FAKE_MULTICAST", 0) == 1;
     if (o.devices < 0 || o.devices > FAKE_MAX_DEVICES || o.connections < 1 || o.connections > FAKE_MAX_CONNECTIONS) {
         fprintf(stderr, "FAKE_DEVICES is at most %d, FAKE_CONNECTIONS in 1..%d\n", FAKE_MAX_DEVICES, FAKE_MAX_CONNECTIONS);
         return 2;
