@@ -107,7 +107,7 @@ TIDE_API void tide_log_set(tide_log_fn fn, void *context);
     X(n_ctx, 4, 1, 16, "RMA contexts a rail communicator")                                          \
     X(ring_slots, 2, 1, 64, "landing slots that ring groups share")                                 \
     X(head_bytes, INT64_C(8) << 20, 16, INT64_C(1) << 40, "bytes of heads a round of the all-gather, of a part of a cast") \
-    X(multicast, TIDE_AUTO, 0, 1, "1: one write serves a node (host: one shared landing); 0: one a rank") \
+    X(multicast, TIDE_AUTO, 0, 1, "1: one write serves a node (auto: on the host, whose ranks share a landing); 0: one a rank") \
     X(poison, 0, 0, 1, "1: fill a released landing with 0xFF, so that use after reshard shows")     \
     X(deadline_ms, 600000, 1, INT64_C(1) << 40, "milliseconds a wait may take from its enqueue")    \
     X(target, 0, 0, 1, "what chunk and c_sum are chosen for: 0 CPU cores, 1 GPUs")                  \
@@ -298,7 +298,7 @@ typedef struct tide_comm_info {
     size_t size;
     uint32_t rank, n_ranks, nodes, local;
     int fabric;
-    int multicast;        /* 1 when one write serves a node */
+    int multicast;        /* 1 when one write serves a node; as found so far */
     uint64_t calls;       /* collectives enqueued so far */
     uint64_t arena_bytes; /* allocated now, granularity included */
     uint64_t live_views;  /* tensors handed out and not yet released */

@@ -51,7 +51,7 @@ typedef struct check_group {
 typedef struct check_run {
     const cli_fabric *fabric;
     int gpus; /* 0: all there are */
-    tide_options options;
+    tide_options options; /* multicast is 0 on a fabric that has to be asked for it, unless the command line does */
     bool procs;
     bool in_place; /* Slot-Reuse calls are made In-Place */
     bool pauses;   /* each rank pauses before some actions */

@@ -96,7 +96,7 @@ static void roll_knobs(const cli *c, dice *d, const tide_topology *t, tide_optio
     roll_free_knobs(c, d, t, o);
     if (chance(d, 2))
         set_knob(c, o, "ring_slots", 1 + (int64_t)roll(d, 3));
-    if (chance(d, 6))
+    if (chance(d, 6) && (o->target || o->multicast != 1))
         set_knob(c, o, "poison", 1);
     if (chance(d, 3))
         set_knob(c, o, "multicast", !o->target && (o->mode || o->poison) ? 0 : (int64_t)roll(d, 2));
@@ -605,5 +605,7 @@ int check_draw(const cli *c, const cli_fabric *fabric, uint64_t seed, uint32_t m
         roll_again(c, &d, config);
         roll_trouble(&d, n_ranks, &config->runs[1]);
     }
+    if (!fabric->shared_landing && !cli_knob_given(c, "multicast")) /* nobody's GPUs are drawn into it */
+        config->runs[1].options.multicast = 0;
     return write_script(config, &d, calls < most_calls ? calls : most_calls) ? CLI_OK : cli_fail(c, "out of memory");
 }

@@ -6,6 +6,7 @@
 #include "cli/cuda.h"
 #include "fabric/cuda/driver.h"
 #include "fabric/cuda/kernels/kernels.h"
+#include "fabric/cuda/multicast.h"
 #include "fabric/nccl/library.h"
 
 /* ---- memory for a rank ------------------------------------------------------------------- */
@@ -390,11 +391,13 @@ void cli_nccl_probe(bool *usable, char *why, size_t room)
 static void put_device(tide_text *t, const cuda_driver *driver, int i, bool json)
 {
     char name[96] = "";
+    const char *no_multicast;
     size_t bytes = 0;
     cu_dev gpu;
 
     if (driver->DeviceGet(&gpu, i) != CU_OK)
         return;
+    no_multicast = cuda_multicast_allowed(driver, gpu) == TIDE_OK ? NULL : tide_last_error();
     driver->DeviceGetName(name, sizeof name, gpu);
     driver->DeviceTotalMem(&bytes, gpu);
     if (json) {
@@ -402,18 +405,21 @@ static void put_device(tide_text *t, const cuda_driver *driver, int i, bool json
         tide_text_json_string(t, name);
         tide_text_put(t,
                       ", \"compute\": \"%d.%d\", \"sms\": %d, \"bytes\": %llu, \"l2_bytes\": %d, \"copy_engines\": %d, "
-                      "\"multicast\": %s}",
+                      "\"multicast\": %s, \"no_multicast\": ",
                       attribute(driver, CU_ATTR_COMPUTE_MAJOR, gpu), attribute(driver, CU_ATTR_COMPUTE_MINOR, gpu),
                       attribute(driver, CU_ATTR_SM_COUNT, gpu), (unsigned long long)bytes,
                       attribute(driver, CU_ATTR_L2_BYTES, gpu), attribute(driver, CU_ATTR_COPY_ENGINES, gpu),
                       attribute(driver, CU_ATTR_MULTICAST, gpu) ? "true" : "false");
+        if (no_multicast)
+            tide_text_json_string(t, no_multicast);
+        tide_text_put(t, "%s}", no_multicast ? "" : "null");
         return;
     }
-    tide_text_put(t, "  %d  %s, compute %d.%d, %d SMs, %.1f GiB, L2 %d MiB, %d copy engines, multicast %s\n", i, name,
+    tide_text_put(t, "  %d  %s, compute %d.%d, %d SMs, %.1f GiB, L2 %d MiB, %d copy engines, multicast %s%s\n", i, name,
                   attribute(driver, CU_ATTR_COMPUTE_MAJOR, gpu), attribute(driver, CU_ATTR_COMPUTE_MINOR, gpu),
                   attribute(driver, CU_ATTR_SM_COUNT, gpu), (double)bytes / (1 << 30),
                   attribute(driver, CU_ATTR_L2_BYTES, gpu) >> 20, attribute(driver, CU_ATTR_COPY_ENGINES, gpu),
-                  attribute(driver, CU_ATTR_MULTICAST, gpu) ? "supported, not used" : "no");
+                  no_multicast ? "never: " : "where the knob multicast is 1", no_multicast ? no_multicast : "");
 }
 
 /* What one device can do with another's memory: '-' itself, 'n' access, 'a' with atomics as over NVLink, '.' none. */

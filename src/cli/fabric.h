@@ -45,7 +45,7 @@ typedef struct cli_timer {
 struct cli_fabric {
     const char *name;
     int number;           /* tide_fabric */
-    bool shared_landing;  /* the knob multicast may be 1 */
+    bool shared_landing;  /* multicast is a landing that the node shares; else a switch's, which a user has to ask for */
     bool nodes_apart;     /* where GPUs are fewer than ranks, nodes get one each rather than the ranks of a node */
     int (*open)(cli_device *d, uint32_t rank, uint32_t n_ranks); /* before the communicator; fills ordinal and stream */
     void (*close)(cli_device *d);                                /* after it */

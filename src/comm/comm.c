@@ -100,7 +100,8 @@ static int agree_on_nodes(tide_comm *comm, uint32_t node_size)
                              fabrics[comm->fabric].name, r);
         comm->open.machines = hosts;
     }
-    status = comm_node_size(hosts, comm->open.n_ranks, node_size, &comm->local, comm->reason, sizeof comm->reason);
+    status = comm_node_size(hosts, comm->open.n_ranks, node_size, &comm->local, comm->nodes_reason,
+                            sizeof comm->nodes_reason);
     if (status != TIDE_OK)
         return status;
     comm->nodes = comm->open.n_ranks / comm->local;
@@ -119,14 +120,29 @@ static int resolve_multicast(tide_comm *comm)
     bool alone = comm->local == 1 || (o->target == 0 && (o->mode == 1 || o->poison == 1));
 
     if (o->multicast == TIDE_AUTO)
-        o->multicast = comm->device->multicast && !alone;
+        o->multicast = o->target == 0 && comm->device->multicast && !alone;
     if (o->multicast == 1 && o->poison == 1 && o->target == 0)
         return tide_fail(TIDE_ERR_UNSUPPORTED, "poison: 1 needs a landing a rank, expected multicast 0 or auto");
-    if (o->multicast == 1 && !comm->device->multicast)
+    if (o->multicast == 1 && !comm->device->multicast && !comm->device->no_multicast)
         return tide_fail(TIDE_ERR_UNSUPPORTED, "multicast: 1, but the %s fabric has none here", comm->device->name);
+    comm_name_path(comm);
+    return TIDE_OK;
+}
+
+void comm_name_path(tide_comm *comm)
+{
+    tide_options *o = &comm->options;
+    const char *none = comm->device->no_multicast, *more = "", *own_order = "";
+
+    if (none) {
+        o->multicast = 0;
+        more = "; no multicast: ";
+    } else if (o->multicast == 1 && o->target == 1 && comm->nodes > 1) {
+        own_order = "; multicast: a switch adds what lands, in its own order: sums may differ from unicast in the last bits";
+    }
+    snprintf(comm->reason, sizeof comm->reason, "%s%s%s%s", comm->nodes_reason, own_order, more, none ? none : "");
     snprintf(comm->path, sizeof comm->path, "%s M=%u L=%u %s", comm->device->name, comm->nodes, comm->local,
              o->multicast == 1 ? "multicast" : "unicast");
-    return TIDE_OK;
 }
 
 static void comm_free(tide_comm *comm)

@@ -21,7 +21,8 @@ struct tide_comm {
     int64_t *scratch; /* n_ranks * COMM_FIELDS: agreements use no other heap */
     uint64_t calls;   /* collectives enqueued */
     comm_set *sets;
-    char path[64], reason[192];
+    char nodes_reason[192];     /* why the nodes are what they are */
+    char path[64], reason[512]; /* of the sets that are still to come */
     bool rates_given;   /* the planner's rates are ... */
     plan_machine rates; /* ... these, alike on all ranks */
 };
@@ -88,6 +89,7 @@ struct comm_set {
     comm_slot *slots; /* plan->n_slots */
     comm_pending pending[COMM_BANKS];
     uint32_t n_pending;
+    char path[64], reason[512];
 };
 
 /* ---- entering a call ---------------------------------------------------------------------------- */
@@ -95,6 +97,9 @@ struct comm_set {
 /* TIDE_OK, or why the communicator can do nothing more: forked, or failed (its failure's code and text). */
 int comm_enter(const tide_comm *comm);
 int comm_enter_group(const tide_group *group); /* the same; group NULL is an argument error */
+/* Path and reason, once the device has said what it can do. Without multicast from then on where it has found that it
+ * cannot. */
+void comm_name_path(tide_comm *comm);
 /* "group 3 'layers.3'" */
 const char *comm_group_label(const tide_group *group, char buffer[96]);
 

@@ -275,6 +275,16 @@ static int group_compile(tide_group *g)
     return status;
 }
 
+/* C  A set with its plan and its memory. */
+static int set_allocate(tide_comm *comm, const tide_group_desc *groups, uint32_t n_groups, tide_group **out, comm_set **set)
+{
+    int status = set_prepare(comm, groups, n_groups, out, set);
+
+    status = comm_agree_groups(&comm->open, comm->scratch, status, groups, n_groups, comm->device->multicast,
+                               status == TIDE_OK ? (*set)->plan->digest : 0);
+    return status == TIDE_OK ? engine_create(comm->device, (*set)->plan, &(*set)->engine) : status;
+}
+
 int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, uint32_t n_groups, tide_group **out)
 {
     comm_set *set = NULL;
@@ -283,11 +293,13 @@ int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, uint32_t 
     if (status != TIDE_OK)
         return status;
     /* From here on every rank takes part in every exchange, whatever it has found. */
-    status = set_prepare(comm, groups, n_groups, out, &set);
-    status = comm_agree_groups(&comm->open, comm->scratch, status, groups, n_groups, comm->device->multicast,
-                               status == TIDE_OK ? set->plan->digest : 0);
-    if (status == TIDE_OK)
-        status = engine_create(comm->device, set->plan, &set->engine);
+    status = set_allocate(comm, groups, n_groups, out, &set);
+    if (status != TIDE_OK && comm->options.multicast == 1 && comm->device->no_multicast) { /* as was found out just now */
+        comm_set_free(set);
+        set = NULL;
+        comm_name_path(comm);
+        status = set_allocate(comm, groups, n_groups, out, &set);
+    }
     if (status == TIDE_OK) {
         for (uint32_t i = 0; i < n_groups && status == TIDE_OK; i++)
             status = group_compile(&set->groups[i]);
@@ -297,6 +309,8 @@ int tide_groups_create(tide_comm *comm, const tide_group_desc *groups, uint32_t 
         comm_set_free(set);
         return status;
     }
+    memcpy(set->path, comm->path, sizeof set->path);
+    memcpy(set->reason, comm->reason, sizeof set->reason);
     set->next = comm->sets;
     comm->sets = set;
     for (uint32_t i = 0; i < n_groups; i++)
@@ -318,8 +332,8 @@ int tide_group_get_path(const tide_group *group, tide_group_path *out)
     if (status != TIDE_OK)
         return status;
     *out = (tide_group_path){.size = sizeof *out,
-                             .path = group->set->comm->path,
-                             .reason = group->set->comm->reason,
+                             .path = group->set->path,
+                             .reason = group->set->reason,
                              .digest = group->set->plan->digest,
                              .all_gathers = group->all_gathers,
                              .reduce_scatters = group->reduce_scatters,

@@ -29,6 +29,8 @@ static bool shared_landing(const engine *e, int region)
     return region == REGION_LANDING && plan_shared_landing(e->plan);
 }
 
+enum { VECTOR_BYTES = PLAN_VECTOR * sizeof(float) };
+
 static bool banked(const op_addr *a)
 {
     return a->space == SPACE_REGION && a->bank == BANK_CALL;
@@ -54,7 +56,17 @@ static uint32_t variants(const schedule *s, const op *o)
 
 static uint32_t copies_of(const engine *e, const op_run *r)
 {
-    return r->dst.space == SPACE_REGION && r->dst.who == WHO_NODE && !shared_landing(e, r->dst.region) ? e->local : 1;
+    return r->dst.space == SPACE_REGION && r->dst.who == WHO_NODE && !shared_landing(e, r->dst.region) && !e->arena->multicast
+               ? e->local
+               : 1;
+}
+
+/* A source that the switch adds: fp32, alone in its sum, where the vectors of a kernel lie. */
+static bool by_switch(const engine *e, const op_segment *g, const op_sources *set)
+{
+    return e->arena->multicast && set->at.space == SPACE_REGION && set->at.who == WHO_NODE && set->dtype == TIDE_F32 &&
+           g->n_sets == 1 && set->count == e->local && set->step == 0 && set->at.offset % VECTOR_BYTES == 0 &&
+           set->row_pitch % VECTOR_BYTES == 0;
 }
 
 static int count_items(binder *b, sizes *n)
@@ -150,6 +162,17 @@ static int resolve(binder *b, const op_addr *a, uint32_t parity, int64_t rank, u
     }
 }
 
+/* A region of all local ranks, behind the arenas' multicast address. */
+static int resolve_node(binder *b, const op_addr *a, uint32_t parity, uint64_t extent, fab_ptr *out)
+{
+    uint32_t bank = bank_of(a, parity);
+    int status = check_region(b, a, bank, b->e->rank, extent);
+    *out = (fab_ptr){0, -1, 0};
+    if (status == TIDE_OK)
+        out->base = (uintptr_t)b->e->arena->multicast + engine_offset(b->e, a->region, bank) + a->offset;
+    return status;
+}
+
 static uint64_t item_bytes(int dtype)
 {
     uint32_t bytes = tide_dtype_bytes(dtype);
@@ -177,13 +200,18 @@ static int bind_copy(binder *b, const op *o, bound_op *out)
             for (uint32_t k = 0; k < n; k++) {
                 fab_run *run = &b->p->runs[b->used.runs++];
                 int64_t rank = r->dst.who == WHO_NODE ? (int64_t)(b->e->node * b->e->local + k) : r->dst.who;
+                bool node = r->dst.space == SPACE_REGION && r->dst.who == WHO_NODE && b->e->arena->multicast;
+                uint64_t extent = extent_of(r->rows, r->dst_pitch, r->width * item_bytes(o->dst_dtype));
                 if (r->dst.space == SPACE_REGION && rank >= 0)
                     copy->rank = (uint16_t)rank;
+                if (i > o->first && copy->multicast != node)
+                    return bad(b, "a copy to one rank and to all");
+                copy->multicast = node;
                 int status = resolve(b, &r->src, parity, r->src.who,
                                      extent_of(r->rows, r->src_pitch, r->width * item_bytes(o->src_dtype)), &run->src);
                 if (status == TIDE_OK)
-                    status = resolve(b, &r->dst, parity, rank,
-                                     extent_of(r->rows, r->dst_pitch, r->width * item_bytes(o->dst_dtype)), &run->dst);
+                    status = node ? resolve_node(b, &r->dst, parity, extent, &run->dst)
+                                  : resolve(b, &r->dst, parity, rank, extent, &run->dst);
                 if (status != TIDE_OK)
                     return status;
                 if (run->dst.zero)
@@ -206,24 +234,30 @@ static int bind_sources(binder *b, const op_segment *g, uint32_t parity)
 {
     for (uint32_t k = 0; k < g->n_sets; k++) {
         const op_sources *set = &g->source[k];
+        bool all = by_switch(b->e, g, set);
         if (set->dtype > TIDE_F16)
             return bad(b, "a source that is no number");
-        for (uint32_t i = 0; i < set->count; i++) {
+        for (uint32_t i = 0; i < (all ? 1 : set->count); i++) {
             fab_source *source = &b->p->sources[b->used.sources++];
             op_addr at = set->at;
             int64_t rank = at.who == WHO_NODE ? (int64_t)(b->e->node * b->e->local + i)
                                               : (int64_t)at.who + (int64_t)i * set->rank_step;
             int status;
             at.offset += i * set->step;
-            status = resolve(b, &at, parity, rank,
-                             extent_of(g->rows, set->row_pitch, g->elems * item_bytes(set->dtype)), &source->at);
+            if (all)
+                status = resolve_node(b, &at, parity,
+                                      extent_of(g->rows, set->row_pitch, tide_align_up(g->elems * sizeof(float), VECTOR_BYTES)),
+                                      &source->at);
+            else
+                status = resolve(b, &at, parity, rank,
+                                 extent_of(g->rows, set->row_pitch, g->elems * item_bytes(set->dtype)), &source->at);
             if (status != TIDE_OK)
                 return status;
             if (source->at.zero)
                 return bad(b, "a fill as source of a sum");
             source->row_pitch = set->row_pitch;
             source->dtype = set->dtype;
-            source->multimem = 0;
+            source->multimem = all ? set->count : 0;
         }
     }
     return TIDE_OK;

@@ -28,6 +28,8 @@ typedef struct fab_ptr {
 } fab_ptr;
 
 typedef struct fab_run { fab_ptr src, dst; uint64_t width, rows, src_pitch, dst_pitch; } fab_run; /* width in items */
+/* multimem: at is the arenas' multicast address, and so many values behind it are one source, added in any order; then it is
+ * the segment's only one, of fp32, and a multiple of 16 as its pitch is. */
 typedef struct fab_source { fab_ptr at; uint64_t row_pitch; uint32_t dtype, multimem; } fab_source;
 typedef struct fab_segment {
     fab_ptr dst;
@@ -46,6 +48,7 @@ typedef struct fab_copy {
     uint8_t src_dtype, dst_dtype;
     uint16_t rank; /* whose memory is written; sources are the own rank's */
     uint16_t ctas; /* of a kernel that does it; 0: the device's choice */
+    uint8_t multicast; /* what is written is the arenas' multicast address */
 } fab_copy;
 
 /* Sum of sources first_source .. first_source + n_sources - 1 in this order, in fp32; the first one starts the sum;
@@ -93,9 +96,10 @@ typedef struct fab_where { const char *phase; uint32_t op; } fab_where;
 /* ---- arenas ---------------------------------------------------------------------------------- */
 
 /* One allocation of this rank and mappings of those of the peers. base[r]: rank r's memory here, NULL when not mapped.
- */
+ * multicast: an address behind which those of all ranks of the node are, NULL when there is none. */
 typedef struct fab_arena {
     void **base;
+    void *multicast;
     uint64_t bytes;     /* requested */
     uint64_t allocated; /* after granularity */
 } fab_arena;
@@ -225,7 +229,8 @@ struct fab_device {
     const char *name; /* "host" */
     uint32_t rank, n_ranks, node_size;
     int rail_mapped;      /* the rail reaches its peers through their memory as mapped here */
-    int multicast;        /* one landing can serve a node */
+    int multicast;        /* one write can serve a node: its ranks share a landing, or arenas have a multicast address */
+    const char *no_multicast; /* NULL, or why not although the knob multicast is 1; alike on all ranks */
     uint64_t granularity; /* arenas are rounded up to a multiple */
     uint32_t rail_ring;   /* puts and signals to one peer and context that its rails hold at once; a call that has more
                              would block the thread that enqueues it. 0: any number */

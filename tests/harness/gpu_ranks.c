@@ -193,6 +193,12 @@ static int run_rank(threads_rank *rank)
         status = tide_groups_create(j->comm[r], descs, GPU_LAYERS, groups);
     }
     gpu_tell(j, r, status);
+    if (status == TIDE_OK) {
+        tide_group_path path = {.size = sizeof path};
+        tide_group_get_path(groups[0], &path);
+        snprintf(j->path[r], sizeof j->path[r], "%s", path.path);
+        snprintf(j->reason[r], sizeof j->reason[r], "%s", path.reason);
+    }
     if (status == TIDE_OK && !ready)
         status = TIDE_ERR_MEMORY;
     if (status == TIDE_OK && j->act) {

@@ -39,6 +39,7 @@ struct gpu_job {
     char text[GPU_MAX_RANKS][512];
     tide_failure failure[GPU_MAX_RANKS];
     int wrong[GPU_MAX_RANKS];   /* wrong bytes: never right */
+    char path[GPU_MAX_RANKS][64], reason[GPU_MAX_RANKS][512]; /* of the first group; "": there was none */
     tide_comm *comm[GPU_MAX_RANKS];
     gpu gpus[GPU_MAX_RANKS];
 };

@@ -22,11 +22,13 @@
 enum { RANKS = 2, ROWS = 40, COLUMNS = 6, ELEMENTS = ROWS * COLUMNS };
 
 static const cuda_driver *driver;
+static int64_t multicast; /* the knob, of every communicator */
 
 static void start(uint64_t seed)
 {
     fake_cuda_options o = FAKE_CUDA_OPTIONS;
     o.seed = seed;
+    o.multicast = true;
     driver = fake_cuda_start(&o);
     cuda_driver_fake(driver);
 }
@@ -78,6 +80,7 @@ static int gpu_open(gpu *g, uint32_t rank, uint32_t n_ranks, uint32_t node_size,
         descs[i].landing = TIDE_LANDING_PRIVATE;
     }
     options.deadline_ms = deadline_ms;
+    options.multicast = multicast;
     desc.rank = rank;
     desc.n_ranks = n_ranks;
     desc.node_size = node_size;
@@ -373,10 +376,9 @@ static int life_body(threads_rank *rank)
     return 0;
 }
 
-static void test_heap_fails(void **state)
+static void heap_fails(void)
 {
     uint64_t n = 1, live = tide_alloc_live(), made;
-    (void)state;
     do {
         start(n);
         made = tide_alloc_count();
@@ -390,10 +392,20 @@ static void test_heap_fails(void **state)
     } while (n <= made);
 }
 
+static void test_heap_fails(void **state)
+{
+    (void)state;
+    heap_fails();
+    multicast = 1;
+    heap_fails();
+    multicast = 0;
+}
+
 /* ---- a process that is killed ------------------------------------------------------------------- */
 
 static int process_main(const char *path, uint32_t rank, int ready)
 {
+    tide_comm_info info = {.size = sizeof info};
     tide_bootstrap *boot = NULL;
     gpu g;
     char one = 1;
@@ -404,6 +416,7 @@ static int process_main(const char *path, uint32_t rank, int ready)
         status = gather(&g, 0);
     if (status == TIDE_OK)
         status = tide_comm_sync(g.comm);
+    CHECK(status != TIDE_OK || (tide_comm_get_info(g.comm, &info) == TIDE_OK && info.multicast == multicast));
     if (status != TIDE_OK || write(ready, &one, 1) != 1)
         return 1;
     if (rank == 1)
@@ -420,10 +433,12 @@ static int process_main(const char *path, uint32_t rank, int ready)
 static void test_rank_is_killed(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= 6; seed++) {
         pid_t pids[RANKS];
         char path[64], byte;
         int ready[2], status;
+
+        multicast = seed > 3;
 
         start(seed);
         assert_int_equal(pipe(ready), 0);
@@ -444,6 +459,7 @@ static void test_rank_is_killed(void **state)
         close(ready[0]);
         stop();
     }
+    multicast = 0;
 }
 
 int main(void)

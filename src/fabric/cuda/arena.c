@@ -86,7 +86,8 @@ static int map(const cuda_device *d, cuda_memory *m)
 static int create_own(const cuda_device *d, uint64_t bytes, cuda_memory **out, int *fd)
 {
     const cu_alloc_prop prop = cuda_arena_memory(d);
-    int status = memory_new(d, tide_align_up(tide_max_u64(bytes, 1), d->face.granularity), out);
+    uint64_t granularity = tide_max_u64(d->face.granularity, cuda_multicast_granularity(d, bytes)); /* powers of two */
+    int status = memory_new(d, tide_align_up(tide_max_u64(bytes, 1), granularity), out);
 
     if (status != TIDE_OK)
         return status;
@@ -123,6 +124,7 @@ static int import_peer(const cuda_device *d, uint64_t bytes, int fd, cuda_memory
 
 static void arena_free(cuda_arena *a)
 {
+    cuda_multicast_drop(a->multicast);
     for (uint32_t r = 0; a->memory && r < a->n_ranks; r++)
         memory_drop(a->memory[r]);
     tide_free(a->face.base);
@@ -240,6 +242,8 @@ int cuda_arena_create(fab_device *face, uint64_t bytes, const uint8_t *peers, fa
         status = fab_agree(&d->open, status);
         if (status == TIDE_OK)
             status = try_words(d, a);
+        if (status == TIDE_OK)
+            status = cuda_multicast_create(d, own, fd, &a->multicast);
     }
     if (fd >= 0)
         close(fd);
@@ -249,6 +253,7 @@ int cuda_arena_create(fab_device *face, uint64_t bytes, const uint8_t *peers, fa
     if (status == TIDE_OK) {
         for (uint32_t r = 0; r < n; r++)
             a->face.base[r] = a->memory[r] ? (void *)(uintptr_t)a->memory[r]->base : NULL;
+        a->face.multicast = cuda_multicast_base(a->multicast);
         a->face.bytes = bytes;
         a->face.allocated = a->memory[a->rank]->bytes;
         *out = &a->face;
@@ -275,6 +280,10 @@ void cuda_arena_drop(fab_arena *face)
 void cuda_arena_trim(fab_arena *face, uint32_t keep)
 {
     cuda_arena *a = (cuda_arena *)face;
+
+    cuda_multicast_drop(a->multicast);
+    a->multicast = NULL;
+    a->face.multicast = NULL;
     for (uint32_t r = 0; r < a->n_ranks; r++) {
         if (r == a->rank || r == keep)
             continue;

@@ -14,6 +14,7 @@
 #define TIDE_CUDA_H
 
 #include "fabric/cuda/launch.h"
+#include "fabric/cuda/multicast.h"
 #include "fabric/peers.h"
 
 /* ---- the device --------------------------------------------------------------------------------- */
@@ -33,6 +34,7 @@ _Static_assert(CUDA_TARGETS > 3 * CUDA_ROOM, "what is under way stays in the rin
 typedef struct cuda_tag { _Atomic uint64_t sequence, tag; } cuda_tag;
 typedef struct cuda_page {
     fab_page page;
+    _Atomic uint32_t at_rest; /* the rank has failed, its streams stand still, and nothing more comes on them */
     cuda_tag tags[CUDA_TAGS];
 } cuda_page;
 
@@ -55,6 +57,7 @@ typedef struct cuda_arena {
     _Atomic uint32_t refs;
     uint32_t rank, n_ranks;
     cuda_memory **memory;
+    cuda_multicast *multicast;
 } cuda_arena;
 
 /* A word that a stream waits for; word 0: it stands in the extension's library, perhaps for this rank. */
@@ -159,11 +162,14 @@ typedef struct cuda_device {
     cu_dev gpu;
     cu_context context;
     int rdma;              /* arenas are for network adapters as well */
-    int retained, current; /* current: pushed by the enqueueing thread until call_submit */
+    int retained;
+    _Atomic int current;   /* pushed by the enqueueing thread until call_submit */
     cuda_kernels *kernels;
     cu_stream rescue;      /* never waits: ends the waits of the others, reads words back */
     uint64_t *read_back;   /* CUDA_READ_BACK words of pinned memory */
     uint8_t *same_gpu;     /* per rank: its memory is in this GPU */
+    _Atomic uint8_t *gone; /* per rank: its process has ended */
+    char no_multicast[192];
     uint64_t sequence;     /* collectives begun */
     int direct;            /* stream operations write words of peers */
     pthread_mutex_t lock;  /* queues and what their streams wait for */

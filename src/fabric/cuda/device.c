@@ -138,7 +138,8 @@ static int open_local(cuda_device *d, const fab_open *desc, const cuda_extension
     d->face = (fab_device){.verbs = &cuda_verbs, .rail = extension->rail, .name = extension->name, .rank = desc->rank,
                            .n_ranks = desc->n_ranks, .node_size = desc->node_size,
                            .rail_mapped = extension->rail_mapped};
-    if (status == TIDE_OK && !(d->same_gpu = tide_calloc(desc->n_ranks, 1)))
+    if (status == TIDE_OK && (!(d->same_gpu = tide_calloc(desc->n_ranks, 1)) ||
+                              !(d->gone = tide_calloc(desc->n_ranks, sizeof *d->gone))))
         status = TIDE_ERR_MEMORY;
     if (status == TIDE_OK)
         status = cuda_driver_get(&d->driver);
@@ -228,6 +229,8 @@ int cuda_open_extended(const fab_open *desc, const cuda_extension *extension, fa
         if (status == TIDE_OK)
             status = fab_peers_watch(&d->peers);
         status = fab_agree(desc, status);
+        if (status == TIDE_OK)
+            status = cuda_multicast_settle(d);
         if (status != TIDE_OK)
             fab_peers_leave(&d->peers);
     }
@@ -263,6 +266,7 @@ static void cuda_close(fab_device *face)
     if (d->retained && !cuda_gpu_given_up(d->gpu))
         d->driver->PrimaryRelease(d->gpu);
     pthread_mutex_destroy(&d->lock);
+    tide_free(d->gone);
     tide_free(d->same_gpu);
     tide_free(d);
 }

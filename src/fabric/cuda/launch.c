@@ -251,6 +251,39 @@ static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_seg
     return TIDE_OK;
 }
 
+/* Sums that the switch makes, a launch a row. */
+static int switch_sums(cuda_kernels *k, const fab_reduce *reduce, const void *const *args, const sum *s)
+{
+    int status = TIDE_OK;
+
+    for (uint32_t i = 0; status == TIDE_OK && i < reduce->n_segments; i++) {
+        const fab_segment *g = &reduce->segments[i];
+        const fab_source *from = &reduce->sources[g->first_source];
+        kernel_multimem p = {.dst = resolve(&g->dst, args), .elems = g->elems, .beta = k->reduce.beta, .alpha = k->reduce.alpha};
+
+        p.src = g->n_sources ? resolve(&from->at, args) : 0;
+        if (g->n_sources != 1 || !from->multimem || s->dtype != TIDE_F32 || p.src % 16 || from->row_pitch % 16 ||
+            p.dst % sizeof(float) || g->dst_pitch % sizeof(float))
+            return tide_fail(TIDE_ERR_UNSUPPORTED,
+                             "reduce: a sum by the switch, expected one source of fp32 on 16 bytes, in every segment");
+        for (uint32_t row = 0; status == TIDE_OK && p.elems && row < g->rows; row++) {
+            status = launch(k, KERNEL_MULTIMEM_REDUCE, tide_min_u64(s->ctas, tide_ceil_div(p.elems, 4 * 32 * KERNEL_PLAIN_WARPS)),
+                            KERNEL_PLAIN_WARPS, 0, s->stream, &p);
+            p.src += from->row_pitch;
+            p.dst += g->dst_pitch;
+        }
+    }
+    return status;
+}
+
+static bool by_switch(const fab_reduce *reduce)
+{
+    for (uint32_t i = 0; i < reduce->n_segments; i++)
+        if (reduce->segments[i].n_sources && reduce->sources[reduce->segments[i].first_source].multimem)
+            return true;
+    return false;
+}
+
 int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *reduce, const void *const *args,
                        int accumulate, float alpha, uint32_t ctas, cu_ptr done, const cu_ptr *posts, uint32_t n_posts,
                        uint64_t post_value)
@@ -269,7 +302,12 @@ int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *redu
         p->beta = accumulate ? FAB_BETA_ONE : FAB_BETA_ZERO;
     p->alpha = p->beta == FAB_NOT_FINAL ? 1.0f : alpha;
     choose_shape(k, reduce, &s);
-    for (uint32_t i = 0; status == TIDE_OK && i < reduce->n_segments; i++)
+    if (by_switch(reduce)) {
+        status = switch_sums(k, reduce, args, &s);
+        if (status != TIDE_OK)
+            return status;
+    }
+    for (uint32_t i = 0; status == TIDE_OK && i < reduce->n_segments && !by_switch(reduce); i++)
         status = pack_segment(k, reduce, &reduce->segments[i], args, &s);
     do { /* the posts of the last launch, and of further ones where they are too many */
         uint32_t n = n_posts < KERNEL_MAX_POSTS ? n_posts : KERNEL_MAX_POSTS;
@@ -504,6 +542,24 @@ static int byte_runs(cuda_kernels *k, const batch *b)
     return status;
 }
 
+/* Only plain copies of a row are known to go to a multicast address; other libraries' all-gathers do that. */
+static int multicast_runs(cuda_kernels *k, const batch *b)
+{
+    int status = TIDE_OK;
+
+    for (uint32_t i = 0; status == TIDE_OK && i < b->copy->n_runs; i++) {
+        bytes_run all = flatten(b, &b->copy->runs[i]);
+        if (b->cast != KERNEL_COUNT || !all.src)
+            return tide_fail(TIDE_ERR_UNSUPPORTED, "copy: a %s to all ranks of a node, expected a plain copy",
+                             all.src ? "cast" : "fill");
+        for (uint64_t row = 0; status == TIDE_OK && all.width && row < all.rows; row++) {
+            bytes_run r = {all.src + row * all.src_pitch, all.dst + row * all.dst_pitch, all.width, 1, 0, 0};
+            status = engine_run(k, b, &r);
+        }
+    }
+    return status;
+}
+
 int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, const void *const *args,
                      int device_local, uint32_t ctas)
 {
@@ -511,14 +567,16 @@ int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, co
     int status, flushed[3];
 
     b.cast = cast_kernel(copy->src_dtype, copy->dst_dtype);
-    b.kernel = b.cast == KERNEL_COUNT && device_local && kernel_is_faster(&b);
+    b.kernel = b.cast == KERNEL_COUNT && device_local && !copy->multicast && kernel_is_faster(&b);
     k->n_batch = k->kernel.n_runs = k->kernel.n_tiles = k->bulk.n_runs = k->bulk.n_tiles = 0;
     k->kernel.src_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->src_dtype);
     k->kernel.dst_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->dst_dtype);
     k->kernel.tile_items = b.cast == KERNEL_COUNT ? KERNEL_PLAIN_TILE * 16 : KERNEL_PLAIN_TILE;
     k->bulk.src_item = k->bulk.dst_item = 1;
     k->bulk.tile_items = KERNEL_COPY_SLOT;
-    status = b.cast == KERNEL_COUNT ? byte_runs(k, &b) : cast_runs(k, &b);
+    status = copy->multicast             ? multicast_runs(k, &b)
+             : b.cast == KERNEL_COUNT ? byte_runs(k, &b)
+                                      : cast_runs(k, &b);
     if (status != TIDE_OK)
         return status;
     flushed[0] = flush_engine(k, stream);

@@ -13,14 +13,14 @@ _Static_assert(POSTS <= (int)KERNEL_MAX_POSTS && POSTS <= (int)CUDA_STAGED, "pos
 int cuda_enter(fab_queue *q)
 {
     cuda_device *d = q->device;
-    int status;
+    int before = atomic_exchange(&d->current, 1), status = TIDE_OK;
 
-    if (fab_peers_failed(&d->peers))
-        return fab_peers_failure(&d->peers, NULL);
-    if (d->current)
-        return TIDE_OK;
-    status = cuda_push(d);
-    d->current = status == TIDE_OK;
+    if (atomic_load(&d->peers.failed)) /* after that exchange: the watch looks the other way round */
+        status = fab_peers_failure(&d->peers, NULL);
+    else if (!before)
+        status = cuda_push(d);
+    if (status != TIDE_OK && !before)
+        atomic_store(&d->current, 0);
     return status;
 }
 
@@ -263,6 +263,15 @@ int cuda_wait(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *pos
 
 /* ---- bytes -------------------------------------------------------------------------------------- */
 
+/* At most. Rows to a multicast address are a command each, where the driver has no batches. */
+static uint32_t commands_of(const fab_copy *copy)
+{
+    uint64_t n = copy->n_runs;
+    for (uint32_t i = 0; i < copy->n_runs && copy->multicast; i++)
+        n += copy->runs[i].rows;
+    return (uint32_t)tide_min_u64(n, CUDA_ROOM);
+}
+
 int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *copy)
 {
     cuda_device *d = q->device;
@@ -270,7 +279,7 @@ int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *cop
     int status = cuda_enter(q);
 
     if (status == TIDE_OK)
-        status = cuda_room(q, s, (uint32_t)tide_min_u64(copy->n_runs, CUDA_ROOM));
+        status = cuda_room(q, s, commands_of(copy));
     if (status == TIDE_OK)
         status = cuda_flush(q, s);
     s->behind_work = 1;

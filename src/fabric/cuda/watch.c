@@ -210,6 +210,9 @@ static void died(void *device, uint32_t peer)
     cuda_device *d = device;
     bool running = true, found = false;
 
+    for (uint32_t r = 0; r < d->face.n_ranks; r++)
+        if (d->peers.pids[r] == d->peers.pids[peer])
+            atomic_store(&d->gone[r], 1);
     if (cuda_push(d) == TIDE_OK) {
         for (int ms = 0; ms < PATIENCE_MS && running && !found; ms++) { /* running streams come to their wait */
             const cuda_target *t;
@@ -320,28 +323,41 @@ static void settle(cuda_device *d, bool idle, bool stuck)
         give_up(d, true);
 }
 
+/* The failure has been seen, and then no thread that enqueues: the next one will see it as well. What stands still after this
+ * does so for good. */
+static bool nothing_comes(cuda_device *d)
+{
+    return atomic_load(&d->peers.failed) != 0 && atomic_load(&d->current) == 0;
+}
+
 /* Looks again soon while anything is under way. */
 static int tick(void *device)
 {
     cuda_device *d = device;
     const cuda_extension *x = d->extension;
-    bool idle = true, stuck = false;
+    bool idle = true, stuck = false, failed, over;
     int found = 0;
 
     fab_peers_adopt(&d->peers);
     if (cuda_push(d) != TIDE_OK)
         return PERIOD_MS;
     atomic_store(&d->busy, 0); /* who enqueues after this wakes the watch */
-    if (x->failed && fab_peers_failed(&d->peers))
+    failed = fab_peers_failed(&d->peers);
+    over = nothing_comes(d);
+    if (x->failed && failed)
         x->failed(d);
     pthread_mutex_lock(&d->lock);
-    if (fab_peers_failed(&d->peers))
+    if (failed)
         idle = release_all(d, NULL, &stuck);
     else
         found = look_at_queues(d, &idle);
     pthread_mutex_unlock(&d->lock);
-    if (fab_peers_failed(&d->peers))
+    if (failed) {
         settle(d, idle, stuck);
+        if (over && idle && !stuck)
+            atomic_store(&cuda_rank_page(d, d->face.rank)->at_rest, 1);
+        idle = idle && over;
+    }
     if (x->poll && !idle && !found && !fab_peers_failed(&d->peers))
         x->poll(d);
     if (!idle)
