@@ -36,8 +36,9 @@ typedef struct fake_cuda_options {
     bool no_peer_words;   /* stream operations reach no other device's memory */
     bool multicast;       /* devices that have it */
     uint64_t multicast_granularity; /* the least; the recommended one is four times that */
+    bool multicast_deaf;  /* what is written to all does not come to the last device */
 } fake_cuda_options;
-#define FAKE_CUDA_OPTIONS ((fake_cuda_options){2, 32, 1, 13000, 65536, false, false, 0, 0, false, false, 131072})
+#define FAKE_CUDA_OPTIONS ((fake_cuda_options){2, 32, 1, 13000, 65536, false, false, 0, 0, false, false, 131072, false})
 
 /* A new driver, as if the process had just started; the table is good until stop. Kernels stay registered. */
 const cuda_driver *fake_cuda_start(const fake_cuda_options *options);

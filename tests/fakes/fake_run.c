@@ -74,7 +74,7 @@ static void run_piece(const fake_op *op, const fake_piece *p)
     uintptr_t memories[FAKE_MAX_DEVICES];
     int n = fake_multicast_memories(p->dst, p->width, op->stream->device, memories);
 
-    for (int i = 0; i < n; i++) /* to each when it likes: nothing is said about their order */
+    for (int i = 0; i < n - fake.options.multicast_deaf; i++)
         copy_row(memories[i], p->src, p->width, 0);
     if (n)
         return;

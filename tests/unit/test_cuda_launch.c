@@ -27,7 +27,7 @@ static uint32_t draw(uint32_t bound)
 
 static struct {
     uint32_t launches, copies, batches, descriptors, copies_2d, fills, fills_2d;
-    uint32_t reduce_launches, with_posts, last_ctas, last_threads, last_shared;
+    uint32_t switch_sums, reduce_launches, with_posts, last_ctas, last_threads, last_shared;
     const char *last_kernel;
     uint32_t fail_launch; /* this one from now fails; 0: none */
 } seen;
@@ -68,6 +68,13 @@ static cu_result launch_kernel(cu_function function, unsigned gx, unsigned gy, u
     (void)stream;
     if (seen.fail_launch && --seen.fail_launch == 0)
         return CU_INVALID_VALUE;
+    if (strcmp(function->name, "tide_multimem_reduce") == 0) { /* its source is plain memory here: a team of one */
+        const kernel_multimem *p = parameters[0];
+        assert_true(gx > 0 && bx == 32 * KERNEL_PLAIN_WARPS && shared == 0 && p->src % 16 == 0 && p->dst % 4 == 0);
+        cuda_multimem_reduce_twin(p, &p->src, 1);
+        seen.switch_sums++;
+        return CU_OK;
+    }
     assert_non_null(twin);
     assert_true(gx > 0 && gy == 1 && gz == 1 && bx % 32 == 0 && bx <= 1024 && by == 1 && bz == 1 && !extra);
     assert_true(shared <= (227u << 10) - 1024);
@@ -525,6 +532,77 @@ static void test_choices(void **state)
     cuda_kernels_unload(k, false);
 }
 
+/* ---- to and from all ranks of a node --------------------------------------------------------- */
+
+/* Each row is a plain copy of its own; what is none is refused before anything is enqueued of it. */
+static void test_multicast_copies(void **state)
+{
+    cuda_kernels *k = open_kernels();
+    static unsigned char src[4096], dst[4096], naive[4096];
+    fab_run runs[2] = {{at(src), at(dst), 100, 5, 100, 200}, {at(src + 1000), at(dst + 2000), 64, 3, 64, 64}};
+    fab_copy copy = {.runs = runs, .n_runs = 2, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE, .multicast = 1};
+    (void)state;
+
+    fill(src, sizeof src);
+    for (int i = 0; i < 5; i++)
+        memcpy(naive + 200 * i, src + 100 * i, 100);
+    memcpy(naive + 2000, src + 1000, 3 * 64);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 16), TIDE_OK);
+    assert_memory_equal(dst, naive, sizeof dst);
+    assert_true(seen.descriptors == 6 && seen.batches == 1); /* the second run's rows touch */
+    assert_int_equal(seen.copies_2d + seen.launches + seen.fills, 0);
+
+    copy.src_dtype = TIDE_F32;
+    copy.dst_dtype = TIDE_BF16;
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_ERR_UNSUPPORTED);
+    assert_string_equal(tide_last_error(), "copy: a cast to all ranks of a node, expected a plain copy");
+    copy.src_dtype = copy.dst_dtype = TIDE_OPAQUE;
+    runs[0].src = (fab_ptr){0, -1, 1};
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_ERR_UNSUPPORTED);
+    assert_string_equal(tide_last_error(), "copy: a fill to all ranks of a node, expected a plain copy");
+    assert_int_equal(seen.fills + seen.fills_2d + seen.launches, 0);
+    cuda_kernels_unload(k, false);
+}
+
+static void test_switch_sums(void **state)
+{
+    enum { ROWS = 2, ELEMS = 37, PITCH = 48 };
+    cuda_kernels *k = open_kernels();
+    static float src[2 * ROWS * PITCH] __attribute__((aligned(16))), out[2 * ROWS * PITCH];
+    fab_source sources[2] = {{.at = at(src), .row_pitch = 4 * PITCH, .dtype = TIDE_F32, .multimem = 4},
+                             {.at = at(src + ROWS * PITCH), .row_pitch = 4 * PITCH, .dtype = TIDE_F32, .multimem = 4}};
+    fab_segment segments[2] = {{at(out + 1), 4 * PITCH, ELEMS, ROWS, 0, 1}, {at(out + ROWS * PITCH), 4 * PITCH, ELEMS, 1, 1, 1}};
+    fab_reduce reduce = {segments, sources, 2, FAB_BETA_CALL, 4};
+    uint64_t word = 0;
+    const cu_ptr post = (cu_ptr)(uintptr_t)&word;
+    uint32_t done = 0;
+    (void)state;
+
+    for (int i = 0; i < 2 * ROWS * PITCH; i++) {
+        src[i] = (float)i / 3;
+        out[i] = 5;
+    }
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, &post, 1, 7), TIDE_OK);
+    assert_true(seen.switch_sums == ROWS + 1 && seen.with_posts == 1 && word == 7);
+    for (int i = 0; i < ROWS * PITCH; i++) {
+        int row = (i - 1) / PITCH, e = (i - 1) % PITCH;
+        float scaled = 0.5f * src[row * PITCH + e];
+        assert_true(out[i] == (i && e < ELEMS ? 5 + scaled : 5));
+    }
+    sources[1].multimem = 0; /* not beside others */
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, NULL, 0, 0),
+                     TIDE_ERR_UNSUPPORTED);
+    sources[1].multimem = 4;
+    sources[0].at = at(src + 1); /* a vector would lie across two */
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, NULL, 0, 0),
+                     TIDE_ERR_UNSUPPORTED);
+    sources[0] = sources[1];
+    sources[0].dtype = sources[1].dtype = TIDE_BF16; /* a switch would round its sum to bf16 */
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, NULL, 0, 0),
+                     TIDE_ERR_UNSUPPORTED);
+    cuda_kernels_unload(k, false);
+}
+
 /* ---- loading --------------------------------------------------------------------------------- */
 
 static cu_result no_module(cu_module *module, const void *image)
@@ -560,7 +638,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums_equal_the_host), cmocka_unit_test(test_sums_are_split),
         cmocka_unit_test(test_shapes),              cmocka_unit_test(test_copies_equal_the_host),
-        cmocka_unit_test(test_choices),             cmocka_unit_test(test_loading),
+        cmocka_unit_test(test_multicast_copies), cmocka_unit_test(test_switch_sums), cmocka_unit_test(test_choices),             cmocka_unit_test(test_loading),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

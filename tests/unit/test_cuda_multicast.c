@@ -191,6 +191,21 @@ static void test_multicast_half_way(void **state)
     assert_true(without >= 10);
 }
 
+/* Everything is granted, and then what is written does not come to everybody: it is tried before it is used. */
+static void test_multicast_deaf(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        fake_cuda_options o = with_multicast(3, seed);
+        gpu_job j = gpu_job_of(3, 3);
+        o.multicast_deaf = true;
+        j.options.multicast = 1;
+        assert_int_equal(run_counted(&j, &o), 1);
+        assert_fine(&j);
+        assert_path(&j, " unicast", "no multicast: rank 2: what rank 0 wrote to all did not come to rank 2");
+    }
+}
+
 /* A rank gives up while the others write to all: nobody takes its memory away before they have come to rest. */
 static int act_give_up(gpu_job *j, uint32_t r, gpu *g, small_layer *layers, tide_group **groups)
 {
@@ -223,6 +238,7 @@ int main(void)
         cmocka_unit_test(test_multicast),         cmocka_unit_test(test_no_multicast_unasked),
         cmocka_unit_test(test_multicast_refused), cmocka_unit_test(test_multicast_fails),
         cmocka_unit_test(test_multicast_half_way), cmocka_unit_test(test_multicast_abort),
+        cmocka_unit_test(test_multicast_deaf),
     };
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
