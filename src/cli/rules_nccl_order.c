@@ -202,6 +202,12 @@ static enum outcome rule_abort_registration(nccl_side *r)
         if (let_go)
             MUST(nccl_rules_end_call(enlist) != NCCL_OK);
     }
+    MUST(nccl_rules_meet(r));
+    if (r->rank != 0) { /* finalizing would wait for the rank that has aborted: a failed communicator is aborted by all */
+        nccl_result result;
+        double ms;
+        nccl_rules_abort(r, 0, &result, &ms);
+    }
     return OK;
 }
 
