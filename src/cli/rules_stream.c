@@ -126,7 +126,7 @@ static enum outcome rule_stream_destroyed(rules *r)
 {
     cu_ptr a = rules_device_memory(r, 4096);
     cu_stream s = rules_stream(r);
-    int g, patience = 30;
+    int g, patience = PATIENCE_MS / 10;
     MUST(a && s && rules_put_word(r, a, 1) && (g = rules_gate(r, s)) >= 0);
     GIVES(rules_one_word(r, s, CU_OP_WRITE_64, a, 2), CU_OK);
     GIVES(r->d->StreamDestroy(s), CU_OK); /* what is queued still runs */
@@ -261,7 +261,7 @@ static enum outcome rule_event_time(rules *r)
     int g;
     MUST(s && a && b && untimed);
     GIVES(r->d->EventRecord(a, s), CU_OK);
-    MUST((g = rules_gate(r, s)) >= 0);
+    MUST(rules_dry(r, s) && (g = rules_gate(r, s)) >= 0); /* `a` has its time before the other waits */
     GIVES(r->d->EventRecord(b, s), CU_OK);
     GIVES(r->d->EventRecord(untimed, s), CU_OK);
     rules_sleep_ms(GRACE_MS);
