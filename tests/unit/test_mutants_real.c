@@ -16,11 +16,12 @@
 #include <cmocka.h>
 
 #include "../harness/contract.h"
+#include "../harness/sanitized.h"
 #include "../harness/threads.h"
 #include "engine/engine.h"
 #include "schedule/proof.h"
 
-static uint32_t n_seeds = 400, n_tries = 24;
+static uint32_t n_seeds = SANITIZED ? 100 : 400, n_tries = 24;
 
 enum {
     MAX_RANKS = 4,
