@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "../harness/belongings.h"
@@ -819,7 +820,26 @@ static void test_interface_by_name(void **state)
     unsetenv(IFNAME);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------- */
+/* ---- memory and descriptors --------------------------------------------------------------------- */
+
+static void test_too_few_descriptors(void **state)
+{
+    belongings before = belongings_now();
+    scene s = {.machines = two_by_two};
+    struct rlimit limit, less;
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    less = limit;
+    less.rlim_cur = 50;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &less), 0);
+    assert_int_equal(threads_run(4, interface_body, &s), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(s.status[r], TIDE_ERR_SYSTEM);
+        assert_non_null(strstr(s.texts[r], " free file descriptors, expected 67: Too many open files"));
+    }
+    assert_nothing_left(&before);
+}
 
 static void test_out_of_memory(void **state)
 {
@@ -865,6 +885,7 @@ int main(void)
         cmocka_unit_test(test_nonsense),
         cmocka_unit_test(test_interface_lists),
         cmocka_unit_test(test_interface_by_name),
+        cmocka_unit_test(test_too_few_descriptors),
         cmocka_unit_test(test_out_of_memory),
     };
     if (threads_run(1, one_thread, NULL) != 0) /* a sanitizer's own thread comes with the first */
