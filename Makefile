@@ -125,6 +125,7 @@ test-long: units cli
 	$(BUILD)/tests/test_mutants 400
 	$(BUILD)/tests/test_cuda 5000
 	$(BUILD)/tests/test_mutants_real 100000 200
+	$(BUILD)/tests/test_link_size 1000
 	$(BUILD)/tide check --calls 40000
 	$(BUILD)/tests/test_faults --kills 1000 2
 	$(BUILD)/tide verify
