@@ -33,7 +33,7 @@ def survive(folder, node_size, victim, how, where, options):
         def leave(*_):
             if how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(3)
+            time.sleep(4)
 
         block = model.blocks[1]
         if where == "forward":
@@ -79,7 +79,7 @@ def test_a_rank_that_dies(ranks, tmp_path, node_size, where):
 
 @pytest.mark.parametrize("node_size", [4, 2], ids=["1x4", "2x2"])
 def test_a_rank_that_is_late(ranks, tmp_path, node_size):
-    ranks.run(survive, str(tmp_path), node_size, 3, "late", "forward", {"deadline_ms": 700})
+    ranks.run(survive, str(tmp_path), node_size, 3, "late", "forward", {"deadline_ms": 1500})
     for rank, story in stories(tmp_path).items():
         told = story["told"]
         assert told and told["name"] == story["again"] == "TIDE_ERR_DEADLINE", (rank, story)
