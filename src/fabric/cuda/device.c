@@ -133,7 +133,6 @@ static int open_local(cuda_device *d, const fab_open *desc, const cuda_extension
 
     d->open = *desc;
     status = fab_peers_init(&d->peers, &d->open, sizeof(cuda_page), &cuda_peers_hooks, d);
-    d->open.options = NULL;
     d->extension = extension;
     d->face = (fab_device){.verbs = &cuda_verbs, .rail = extension->rail, .name = extension->name, .rank = desc->rank,
                            .n_ranks = desc->n_ranks, .node_size = desc->node_size,
