@@ -29,8 +29,9 @@ UNIT    := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/un
 CXX      ?= g++
 EMULATED := $(if $(SAN),,$(shell printf '\043include <barrier>\n' | $(CXX) -std=c++20 -x c++ -E - >/dev/null 2>&1 && echo $(BUILD)/tests/test_kernels))
 UNIT     += $(EMULATED)
-# ONLY="engine comm": unit tests whose names contain one of the words; a point stands for the end of a name.
-UNIT_RUN = $(if $(ONLY),$(foreach t,$(UNIT) $(FUZZ),$(if $(strip $(foreach w,$(ONLY),$(findstring $(w),$(notdir $(t)).))),$(t))),$(UNIT) $(FUZZ))
+# ONLY="engine comm": unit tests whose names contain one of the words; a point stands for the end of a name. EXCEPT: not those.
+NAMED = $(foreach t,$(UNIT) $(FUZZ),$(if $(strip $(foreach w,$(1),$(findstring $(w),$(notdir $(t)).))),$(t)))
+UNIT_RUN = $(filter-out $(if $(EXCEPT),$(call NAMED,$(EXCEPT))),$(if $(ONLY),$(call NAMED,$(ONLY)),$(UNIT) $(FUZZ)))
 SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/oracle/*.c tests/harness/*.c tests/fakes/*.c src/cli/rules*.c)))
 
 # Fuzz targets. MAIN is what runs them: replay.o on the corpus, or libFuzzer (scripts/fuzz.sh).

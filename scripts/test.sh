@@ -90,13 +90,13 @@ fake_gpus build 100
 
 # A sanitizer runs with the first compiler whose run-time library works here: unit tests, then `calls` of tide check.
 # -g1 has the lines of a report.
-sanitized() { # name, build folder, flags, calls, which unit tests
-    name=$1 build=$2 flags=$3 calls=$4 some=$5
+sanitized() { # name, build folder, flags, calls, which unit tests, which not
+    name=$1 build=$2 flags=$3 calls=$4 some=$5 except=${6:-}
     for cc in $compilers; do
         if works $cc -g $flags; then
-            heading "$cc, $name: unit tests${some:+: $some}"
+            heading "$cc, $name: unit tests${some:+: $some}${except:+ but $except}"
             $make $quiet CC=$cc BUILD=$build CFLAGS="-O1 -g1 -fno-omit-frame-pointer" TEST_OPT=-O0 SAN="$flags" \
-                cli $build/tide-fake unit ONLY="$some"
+                cli $build/tide-fake unit ONLY="$some" EXCEPT="$except"
             heading "$cc, $name: tide check"
             $build/tide check --seed 1000000 --calls $calls
             fake_gpus $build $((calls / 5))
@@ -106,9 +106,10 @@ sanitized() { # name, build folder, flags, calls, which unit tests
     skip "$name" "no compiler here links and runs with $flags"
 }
 export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 300 ""
+# Mutants run for real run the paths of the other tests again, and the rules of NCCL wait more than they do.
+sanitized "ASan + UBSan" build-asan "-fsanitize=address,undefined -fno-sanitize-recover=all" 200 "" "mutants_real nccl_rules"
 sanitized "TSan" build-tsan "-fsanitize=thread" 150 \
-    "engine fabric_host comm_failures calls_walk bootstrap link nccl test_cuda. cuda_device faults"
+    "engine fabric_host comm_failures calls_walk bootstrap link nccl test_cuda. cuda_device faults" "nccl_rules nccl_layout"
 
 heading "dependency directions"
 python3 scripts/check_deps.py build || exit 1
