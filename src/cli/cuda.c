@@ -325,7 +325,7 @@ bool cli_cuda_fits(const tide_topology *t, int gpus)
 }
 
 /* NCCL has streams of its own, three a communicator, of which a rank has two here: three ranks in one process and on one GPU
- * have stood still where their own streams were few enough. */
+ * have stood still where their own streams were few enough; that this is why has not been shown. */
 bool cli_nccl_fits(const tide_topology *t, int gpus)
 {
     return fits(t, gpus, t->nodes > 1 ? 6 : 0);

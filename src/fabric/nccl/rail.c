@@ -366,8 +366,25 @@ static nccl_result end_group(const nccl_library *l, nccl_result result)
     return result == NCCL_OK ? end : result;
 }
 
-static int rail_put(fab_rail *r, uint32_t stream, fab_call *call, const fab_put *puts, uint32_t n,
-                    const fab_where *where)
+/* Puts or signals: the other one is NULL. */
+typedef struct messages { const fab_put *puts; const fab_rail_post *posts; uint32_t n; } messages;
+
+static uint32_t peer_of(const messages *m, uint32_t i)
+{
+    return m->puts ? m->puts[i].peer : m->posts[i].peer;
+}
+
+static nccl_result send_one(const fab_rail *r, const nccl_library *l, cu_stream stream, const messages *m, uint32_t i)
+{
+    int node = (int)r->node_of[peer_of(m, i)];
+    const fab_put *put = m->puts ? &m->puts[i] : NULL;
+
+    return put ? l->PutSignal(put->src, put->bytes, NCCL_UINT8, node, r->window, put->at, put->sig, put->ctx, 0, r->comm, stream)
+               : l->Signal(node, m->posts[i].sig, m->posts[i].ctx, 0, r->comm, stream);
+}
+
+/* In groups, each of which the stream passes before it comes to the next. */
+static int send_all(fab_rail *r, uint32_t stream, fab_call *call, const messages *m, const fab_where *where)
 {
     const nccl_library *l = nccl_of(device_of(r))->library;
     cuda_stream *s = &r->queue->streams[stream];
@@ -376,49 +393,33 @@ static int rail_put(fab_rail *r, uint32_t stream, fab_call *call, const fab_put 
     int status;
 
     list.n = 0;
-    for (uint32_t i = 0; i < n; i++)
-        add_rank(&list, puts[i].peer);
-    status = enter(r, s, call, &list, n, where);
+    for (uint32_t i = 0; i < m->n; i++)
+        add_rank(&list, peer_of(m, i));
+    status = enter(r, s, call, &list, m->n, where);
     if (status != TIDE_OK)
         return status;
-    for (uint32_t at = 0, end; at < n && result == NCCL_OK; at = end) {
-        end = (uint32_t)tide_min_u64(n, at + IN_FLIGHT);
+    for (uint32_t at = 0, end; at < m->n && result == NCCL_OK; at = end) {
+        end = (uint32_t)tide_min_u64(m->n, at + IN_FLIGHT);
         result = l->GroupStart();
         if (result != NCCL_OK)
             break;
         for (uint32_t i = at; i < end && result == NCCL_OK; i++)
-            result = l->PutSignal(puts[i].src, puts[i].bytes, NCCL_UINT8, (int)r->node_of[puts[i].peer], r->window,
-                                  puts[i].at, puts[i].sig, puts[i].ctx, 0, r->comm, s->handle);
+            result = send_one(r, l, s->handle, m, i);
         result = end_group(l, result);
     }
-    return leave(r, s, result, "ncclPutSignal");
+    return leave(r, s, result, m->puts ? "ncclPutSignal" : "ncclSignal");
+}
+
+static int rail_put(fab_rail *r, uint32_t stream, fab_call *call, const fab_put *puts, uint32_t n,
+                    const fab_where *where)
+{
+    return send_all(r, stream, call, &(messages){puts, NULL, n}, where);
 }
 
 static int rail_signal(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n,
                        const fab_where *where)
 {
-    const nccl_library *l = nccl_of(device_of(r))->library;
-    cuda_stream *s = &r->queue->streams[stream];
-    nccl_result result = NCCL_OK;
-    ranks list;
-    int status;
-
-    list.n = 0;
-    for (uint32_t i = 0; i < n; i++)
-        add_rank(&list, posts[i].peer);
-    status = enter(r, s, call, &list, n, where);
-    if (status != TIDE_OK)
-        return status;
-    for (uint32_t at = 0, end; at < n && result == NCCL_OK; at = end) {
-        end = (uint32_t)tide_min_u64(n, at + IN_FLIGHT);
-        result = l->GroupStart();
-        if (result != NCCL_OK)
-            break;
-        for (uint32_t i = at; i < end && result == NCCL_OK; i++)
-            result = l->Signal((int)r->node_of[posts[i].peer], posts[i].sig, posts[i].ctx, 0, r->comm, s->handle);
-        result = end_group(l, result);
-    }
-    return leave(r, s, result, "ncclSignal");
+    return send_all(r, stream, call, &(messages){NULL, posts, n}, where);
 }
 
 static int rail_wait(fab_rail *r, uint32_t stream, fab_call *call, const fab_rail_post *posts, uint32_t n, int check,
