@@ -10,9 +10,12 @@ import json
 import multiprocessing as mp
 import os
 import pathlib
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -384,6 +387,51 @@ def current_stream():
     import torch
 
     return torch.cuda.current_stream().cuda_stream
+
+
+# ---- clocks ----------------------------------------------------------------------------------------------------------
+
+
+class Clocks:
+    """This rank's GPU from start() to stop(), as nvidia-smi sees it every 50 ms: whether two sides of a comparison ran at
+    one clock. Without nvidia-smi there is nothing to tell."""
+
+    def __init__(self, ranks):
+        import torch
+
+        self.ranks, self.samples, self.process = ranks, [], None
+        command = shutil.which("nvidia-smi")
+        uuid = getattr(torch.cuda.get_device_properties(ranks.device), "uuid", None)
+        if command is None or uuid is None:
+            return
+        query = ["--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "50"]
+        self.process = subprocess.Popen(
+            [command, f"--id=GPU-{uuid}", *query], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                mhz, watt = map(float, line.split(","))
+                self.samples.append((time.monotonic(), mhz, watt))
+
+    def start(self):
+        self.begin = time.monotonic()
+
+    def stop(self):
+        """{"sm_mhz": its mean, "watt": the same} of the rank whose clock was lowest; {} where nobody has looked."""
+        end, mine = time.monotonic(), None
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.thread.join(5)
+            inside = [x for x in self.samples if self.begin <= x[0] <= end]
+            if inside:
+                mine = tuple(statistics.fmean(x[i] for x in inside) for i in (1, 2))
+        seen = [x for x in self.ranks.everyone(mine) if x is not None]
+        return dict(zip(("sm_mhz", "watt"), min(seen))) if seen else {}
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------

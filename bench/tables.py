@@ -125,6 +125,7 @@ def train(document):
                     f"{(r['peak_reserved'] + r.get('added_to_reserved', 0)) / GIB:.2f}",
                     f"{r['device_used'] / GIB:.2f}",
                     f"{losses[kind]:.1e}" if kind in losses else "-",
+                    f"{r['sm_mhz']:.0f} / {r['watt']:.0f}" if "sm_mhz" in r else "-",
                 ]
             )
     table(
@@ -137,6 +138,7 @@ def train(document):
             "peak reserved, GiB",
             "device, GiB",
             "losses, relative to stock",
+            "SM clock, MHz / W",
         ],
         lines,
     )

@@ -62,15 +62,18 @@ def steps(ranks, model, size, tokens, n, optimizer):
         marks.append(events)
         return loss.detach()
 
+    clocks = gpu.Clocks(ranks)
     for k in range(n):
         if k == WARM_UP:
             torch.cuda.synchronize()
             ranks.barrier()
+            clocks.start()
         begin = time.perf_counter()
         losses.append(step(k, marks))
         if k >= WARM_UP:
             ms["host_ms"].append((time.perf_counter() - begin) * 1e3)
     torch.cuda.synchronize()
+    clock = clocks.stop()
     for events in marks[WARM_UP:]:
         ms["fb_ms"].append(events[0].elapsed_time(events[1]))
         ms["step_ms"].append(events[0].elapsed_time(events[2]))
@@ -78,6 +81,7 @@ def steps(ranks, model, size, tokens, n, optimizer):
     ms["period_ms"] = [a[0].elapsed_time(b[0]) for a, b in zip(marks[WARM_UP:], marks[WARM_UP + 1 :])]
     free, total = torch.cuda.mem_get_info()
     result = {name: [max(x) for x in zip(*ranks.everyone(values))] for name, values in ms.items()}
+    result |= clock
     result["losses"] = torch.stack(losses).tolist()
     result["peak_reserved"] = max(ranks.everyone(torch.cuda.max_memory_reserved()))
     result["peak_allocated"] = max(ranks.everyone(torch.cuda.max_memory_allocated()))
@@ -121,10 +125,12 @@ def clean():
 
 def summary(result, arena=0):
     middle = {name: gpu.spread(result[name])[0] for name in ("fb_ms", "step_ms", "period_ms") if result[name]}
+    clock = f", SM clock {result['sm_mhz']:.0f} MHz, {result['watt']:.0f} W" if "sm_mhz" in result else ""
     return (
         f"forward+backward {middle['fb_ms']:8.1f} ms, step {middle['step_ms']:8.1f} ms, "
         f"host {gpu.spread(result['host_ms'])[0]:.0f} ms, "
         f"peak reserved {(result['peak_reserved'] + arena) / GIB:6.2f} GiB, device {result['device_used'] / GIB:6.2f} GiB"
+        f"{clock}"
     )
 
 
