@@ -477,8 +477,13 @@ static int find_all(run *r, enqueueing host[2])
             *key = seconds;
         else
             code = solve(r, &u.p, seconds, u.key, u.also, u.rate);
-        if (code == CLI_OK && *key == bounds_edge(u.rate, *key))
-            printf("# %s: does not show beside the rest of its call\n", u.p.what);
+        if (code == CLI_OK && *key == bounds_edge(u.rate, *key)) {
+            if (u.key == KEY(local_copy_rate)) { /* memory is what limits such a copy: each byte is read and written */
+                *key = r->m.hbm_rate / 2;
+                printf("# %s: as fast as memory, half of hbm_rate\n", u.p.what);
+            } else
+                printf("# %s: does not show beside the rest of its call\n", u.p.what);
+        }
         if (code != CLI_OK)
             return code;
     }
