@@ -151,8 +151,8 @@ class Ranks:
             self._told.add(last)
             self.emit({"failed": what, "text": last})
 
-    def comm(self, options=None, node_size=0):
-        """A communicator of the CUDA fabric over all ranks."""
+    def comm(self, options=None, node_size=0, fabric="cuda"):
+        """A communicator over all ranks."""
         import torch
         import torch.distributed as dist
 
@@ -170,7 +170,7 @@ class Ranks:
             exchange,
             node_size=node_size,
             options=options,
-            fabric=tide_comm.FABRIC_CUDA,
+            fabric={"cuda": tide_comm.FABRIC_CUDA, "nccl": tide_comm.FABRIC_NCCL}[fabric],
             device=self.device.index,
         )
 

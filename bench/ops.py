@@ -2,11 +2,12 @@
 """All-gather and reduce-scatter of one parameter group on GPUs: stock FSDP2 (its copies and NCCL), the NCCL call alone,
 and TIDE through the C ABI, on the same tensors in one run. Medians of 30 with quartiles, GPU time of the slowest rank.
 
-usage: ops.py [--parts ag,rs,frontier,rivals] [--out FILE] [--repeats 30] [--limit SECONDS a part] [--shape mixed|equal]
+usage: ops.py [--parts ag,rs,frontier,rails,rivals] [--out FILE] [--repeats 30] [--limit SECONDS a part] [--shape mixed|equal]
 
 ag        P = 30 bf16 parameters, shards of 1 to 512 MiB
 rs        P = 16 bf16 gradients, fp32 outputs of 1 to 512 MiB
 frontier  reduce-scatter over c_sum, the number of CTAs that add
+rails     both with a rank a node (M = 2, L = 1): over copies between the GPUs, and over NCCL's one-sided transfers (2.31.2 or newer)
 rivals    NCCL on registered windows (default and zero-CTA policy) and PyTorch's symmetric memory, without FSDP2's copies
 
 Columns as nccl-tests prints them (size of the unsharded side, algbw, busbw in GB/s), then: ratios of time, the host's
@@ -168,6 +169,52 @@ def frontier(ranks, shape, repeats, until_s):
         ranks.say(line)
 
 
+RAILS = {
+    "M=1 L=2 cuda": {},
+    "M=2 L=1 cuda": {"node_size": 1},
+    "M=2 L=1 nccl": {"node_size": 1, "fabric": "nccl"},
+}
+
+
+def rails(ranks, shape, repeats, sizes, until_s):
+    import torch
+
+    until = time.monotonic() + until_s
+    ranks.say("\nrails: ms, host us to enqueue, stock / TIDE; M=2: two nodes of one GPU each, on one machine")
+    for kind, (make, n_params) in KINDS.items():
+        for mib in sizes:
+            if max(ranks.everyone(time.monotonic())) > until:
+                ranks.say(f"time: {kind} {mib} MiB and larger not run")
+                break
+            medians = {}
+
+            def line(name, work, method, after=None):
+                times = gpu.timed(ranks, getattr(work, method), repeats, after)
+                medians[name] = gpu.spread(times["ms"])[0]
+                ranks.emit({"kind": "rail", "collective": kind, "side": name, "bytes": work.bytes, "times": times})
+                ranks.say(
+                    f"{kind} {mib:5} MiB {name:13} {cell(times['ms']):>22} ms  {gpu.spread(times['host_us'])[0]:6.0f} us  "
+                    f"{medians['stock'] / medians[name]:5.2f}"
+                )
+
+            for name, where in {"stock": None, **RAILS}.items():
+                with ranks.guarded(f"{kind} {mib} MiB {name}"):
+                    comm = None if where is None else ranks.comm(**where)
+                    work = make(ranks, mib * MIB, shape, n_params, comm)
+                    if where is None:
+                        line(name, work, "stock")
+                    else:
+                        problems = [p for p in ranks.everyone(work.compare()) if p]
+                        if problems:
+                            raise RuntimeError(problems[0])
+                        line(name, work, "tide", work.release)
+                    work = None
+                    torch.cuda.synchronize()
+                    if comm is not None:
+                        comm.destroy()
+                torch.cuda.empty_cache()
+
+
 class Windows:
     """NCCL on symmetric windows, bare: buffers from its own allocator, registered."""
 
@@ -277,7 +324,7 @@ def symmetric_memory(ranks, repeats, sizes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="ag,rs,frontier,rivals")
+    parser.add_argument("--parts", default="ag,rs,frontier,rails,rivals")
     parser.add_argument("--shape", default="mixed", choices=gpu.SHAPES)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="MiB")
@@ -309,13 +356,15 @@ def main():
             part(name, collective, kind=name, shape=options.shape, sizes=sizes, until_s=soon)
         elif name == "frontier":
             part(name, frontier, shape=options.shape, until_s=soon)
+        elif name == "rails":
+            part(name, rails, shape=options.shape, sizes=[s for s in sizes if s >= 32], until_s=soon)
         elif name == "rivals":
             few = [s for s in sizes if s in (1, 8, 32, 128, 512)]
             part("windows", nccl_windows, zero_cta=False, sizes=few)
             part("windows, zero CTA", nccl_windows, zero_cta=True, sizes=few)
             part("symm_mem", symmetric_memory, sizes=few)
         else:
-            parser.error(f"--parts: {name!r}, expected ag, rs, frontier or rivals")
+            parser.error(f"--parts: {name!r}, expected ag, rs, frontier, rails or rivals")
     failed = [r["failed"] for r in rows if "failed" in r]
     wrong = [r for r in rows if r.get("check", "ok") not in ("ok", "-")]
     print(f"ops: {len(rows)} rows, {len(problems)} parts ended early, failed: {failed or 'none'}, wrong: {len(wrong)}")

@@ -22,6 +22,7 @@ import gpu  # noqa: E402
 GIB = 1 << 30
 WARM_UP = 3
 LEARNING_RATE = 1e-5
+PLACES = ("node_size", "fabric")  # of a variant: no knobs
 
 
 def batch(size, tokens, step, ranks):
@@ -181,7 +182,8 @@ def train(ranks, name, n_steps, variants, n_blocks, tokens, profiles):
         label = "tide" + "".join(f" {knob}={value}" for knob, value in more.items())
         with ranks.guarded(f"{name}: {label}"):
             fill(model, 100 + ranks.rank)
-            tide.fsdp2.install(model, options=more)
+            knobs = {k: v for k, v in more.items() if k not in PLACES}
+            tide.fsdp2.install(model, options=knobs, **{k: v for k, v in more.items() if k in PLACES})
             report = tide.fsdp2.report(model)
             off = [f"{g.module}: {g.reason}" for g in report if not g.on_tide]
             ranks.say(f"{name}: {label}: {report[0].path}; on stock: {off[:2] or 'none'}; {report[0].reason}")
@@ -224,7 +226,7 @@ def main():
     parser.add_argument(
         "--variants",
         default="/c_sum=16/c_sum=4/mode=1",
-        help="runs of TIDE with other knobs: name=value,... each, / between them",
+        help="runs of TIDE with other knobs, or node_size=N, fabric=NAME: name=value,... each, / between them",
     )
     parser.add_argument("--limit", type=float, default=135, help="seconds a model")
     parser.add_argument("--profiles", action="store_true", help="print where each side's step spends its time")
@@ -233,7 +235,7 @@ def main():
     if options.steps < 2:
         parser.error(f"--steps: {options.steps}, expected 2 or more")
     variants = [
-        {k: int(v) for k, v in (pair.split("=") for pair in run.split(",") if pair)}
+        {k: v if k == "fabric" else int(v) for k, v in (pair.split("=") for pair in run.split(",") if pair)}
         for run in options.variants.split("/")
     ]
     gpu.prepare_environment()

@@ -13,6 +13,7 @@
 #   tests          tests/gpu: FSDP2 on TIDE against stock FSDP2
 #   tests-nccl     the same on the NCCL fabric, and with four ranks, which share GPUs; with the NCCL of $NCCL_DIR/env.sh (.nccl)
 #   ops overlap train   the benches; their numbers also as JSON
+#   rails          bench/ops.py, then a training step, with a rank a node: peer copies and NCCL; with the NCCL of $NCCL_DIR/env.sh (.nccl)
 #   rivals         bench/ops.py: NCCL on windows and symmetric memory; with the NCCL of $NCCL_DIR/env.sh (.nccl) if there
 #   demo           make demo
 # Environment: OUT (folder of logs, default gpu-out), PYTHON, LIMIT_<PART> (seconds, '-' as '_').
@@ -41,7 +42,7 @@ limit_of() {
     if [ -n "$given" ]; then echo "$given"; return; fi
     case $1 in
     build) echo 200 ;; info) echo 20 ;; driver-rules) echo 60 ;; nccl-rules) echo 150 ;; kernels) echo 100 ;; check) echo 190 ;; lifetime) echo 240 ;;
-    calibrate) echo 120 ;; tests) echo 300 ;; ops) echo 250 ;; rivals) echo 150 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
+    calibrate) echo 120 ;; tests) echo 300 ;; ops) echo 250 ;; rivals) echo 150 ;; rails) echo 380 ;; overlap) echo 200 ;; train) echo 420 ;; demo) echo 240 ;;
     esac
 }
 
@@ -100,6 +101,11 @@ run() {
         export TIDE_FABRIC=nccl NCCL_MULTI_RANK_GPU_ENABLE=1
         exec "$0" -m pytest -v -s --tb=no -rs -p no:cacheprovider --maxfail=12 tests/gpu/test_meshes_gpu.py tests/gpu/test_rows_gpu.py tests/gpu/test_gpu.py' "$python" ;;
     ops) part ops "$python" bench/ops.py --parts ag,rs,frontier --out "$out/ops.json" ;;
+    rails) part rails sh -c '
+        [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
+        "$0" bench/ops.py --parts rails --limit 100 --out "$1/rails.json" || code=1
+        "$0" bench/train.py --models llama-3.1-70b,qwen3-30b-a3b,wan2.2-t2v-a14b --variants /node_size=1/node_size=1,fabric=nccl --limit 90 --out "$1/rails-train.json" || code=1
+        exit ${code:-0}' "$python" "$out" ;;
     rivals) part rivals sh -c '
         [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
         exec "$0" bench/ops.py --parts rivals --out "$1"' "$python" "$out/rivals.json" ;;
@@ -110,7 +116,7 @@ run() {
     esac
 }
 
-[ $# -gt 0 ] || set -- build info driver-rules nccl-rules kernels check lifetime calibrate tests tests-nccl ops rivals overlap train demo
+[ $# -gt 0 ] || set -- build info driver-rules nccl-rules kernels check lifetime calibrate tests tests-nccl ops rails rivals overlap train demo
 for name in "$@"; do run "$name"; done
 echo
 echo "==== gpu.sh: $(($(date +%s) - began)) s$summary"
