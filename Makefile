@@ -106,7 +106,7 @@ $(FUZZ): $(BUILD)/tests/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz
 fuzzers: $(FUZZ)
 $(FUZZ:%=%.run): $(BUILD)/tests/fuzz_%.run: $(BUILD)/tests/fuzz_%
 	@if $< tests/fuzz/corpus/$* > $<.log 2>&1; then echo "== $<: $$(tail -n 1 $<.log)"; else echo "== $< FAILED"; cat $<.log; exit 1; fi
-# Mutated inputs for SECONDS in all, where clang's libFuzzer is.
+# Mutated inputs, where clang's libFuzzer is: SECONDS in all, shared among the targets.
 fuzz:
 	@SECONDS_IN_ALL=$(SECONDS) sh scripts/fuzz.sh
 units: $(UNIT) $(FUZZ) $(BUILD)/tide-fake
