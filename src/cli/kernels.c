@@ -209,6 +209,45 @@ static int compare(batches *b, bool floats)
     return CLI_OK;
 }
 
+/* Words on both sides, zeroed, that a batch is to post to. */
+typedef struct posting {
+    cu_ptr words[MAX_WORDS];
+    launch_posts posts;
+} posting;
+enum { WORD_BYTES = 8 * (1 + MAX_WORDS), POSTED = 41 };
+
+static int prepare_words(batches *b, uint32_t n, posting to[2])
+{
+    const side *sides[2] = {&b->host, &b->gpu};
+    memset(at(b->host.words), 0, WORD_BYTES);
+    for (int side = 0; side < 2; side++) {
+        for (uint32_t i = 0; i < n; i++)
+            to[side].words[i] = sides[side]->words + 8 * (1 + i);
+        to[side].posts = (launch_posts){sides[side]->words, to[side].words, n, POSTED};
+    }
+    return kernels_check(b->c, b->g, b->g->driver->MemsetD8Async(b->gpu.words, 0, WORD_BYTES, b->g->stream), "words");
+}
+
+/* Behind the batch and before compare(), which waits. */
+static int fetch_words(batches *b)
+{
+    return kernels_check(b->c, b->g, b->g->driver->MemcpyDtoHAsync(b->words, b->gpu.words, WORD_BYTES, b->g->stream),
+                         "words");
+}
+
+static int compare_words(batches *b)
+{
+    const uint64_t *host_words = at(b->host.words);
+    for (uint32_t i = 0; i <= MAX_WORDS; i++) {
+        if (b->words[i] == host_words[i])
+            continue;
+        printf("WRONG %s: %s %u is %" PRIu64 ", expected %" PRIu64 "\n", b->what, i ? "word" : "the counter,", i, b->words[i],
+               host_words[i]);
+        return CLI_WRONG;
+    }
+    return CLI_OK;
+}
+
 /* Any shape that a ring kernel can have. */
 static launch_shapes any_shapes(uint64_t *state)
 {
@@ -229,8 +268,8 @@ static int one_sum(batches *b, bool small)
 {
     static fab_segment segments[2][MAX_SEGMENTS];
     static fab_source sources[2][MAX_SEGMENTS * MAX_SUM];
-    uint64_t *s = &b->state, dst_used = GUARD, *words = b->words, *host_words = at(b->host.words);
-    const size_t word_bytes = 8 * (1 + MAX_WORDS);
+    static posting to[2];
+    uint64_t *s = &b->state, dst_used = GUARD;
     uint32_t dtype = draw(s, 3), item = dtype == TIDE_F32 ? 4 : 2, n_sources = 0;
     uint32_t n = draw(s, 4) ? 1 + draw(s, 4) : 1 + draw(s, MAX_SEGMENTS), n_posts = draw(s, 2) * draw(s, MAX_WORDS);
     uint32_t ctas = (uint32_t[]){0, 1, 2, 4, 7, 16, 32, 132}[draw(s, 8)], largest = small ? 3000 : n > 8 ? 5000 : 300000;
@@ -269,40 +308,34 @@ static int one_sum(batches *b, bool small)
              shapes.fat.warps, shapes.fat.slots, shapes.thin.slot, shapes.thin.warps, shapes.thin.slots, shapes.wide.slot,
              shapes.wide.warps, shapes.wide.slots);
     code = upload(b, (int)dtype, TIDE_F32);
-    memset(host_words, 0, word_bytes);
     if (code == CLI_OK)
-        code = kernels_check(b->c, b->g, b->g->driver->MemsetD8Async(b->gpu.words, 0, word_bytes, b->g->stream), "words");
+        code = prepare_words(b, n_posts, to);
     for (int side = 0; code == CLI_OK && side < 2; side++) {
         fab_reduce reduce = {.segments = segments[side], .sources = sources[side], .n_segments = n, .beta = beta};
-        cu_ptr posts[MAX_WORDS];
-        for (uint32_t i = 0; i < n_posts; i++)
-            posts[i] = sides[side]->words + 8 * (1 + i);
         cuda_kernels_shapes(sides[side]->kernels, &shapes);
         if (cuda_launch_reduce(sides[side]->kernels, b->g->stream, &reduce, NULL, accumulate, alpha, ctas,
-                               sides[side]->words, posts, n_posts, 41) != TIDE_OK)
+                               &to[side].posts) != TIDE_OK)
             code = cli_fail(b->c, "%s: %s", b->what, tide_last_error());
     }
     if (code == CLI_OK)
-        code = kernels_check(b->c, b->g, b->g->driver->MemcpyDtoHAsync(words, b->gpu.words, word_bytes, b->g->stream), "words");
+        code = fetch_words(b);
     if (code == CLI_OK)
         code = compare(b, true);
-    if (code == CLI_OK && memcmp(words, host_words, word_bytes) != 0) {
-        printf("WRONG %s: the counter is %" PRIu64 " and the first word %" PRIu64 ", expected 0 and %" PRIu64 "\n", b->what,
-               words[0], words[1], host_words[1]);
-        code = CLI_WRONG;
-    }
-    return code;
+    return code == CLI_OK ? compare_words(b) : code;
 }
 
-static int one_copy(batches *b, bool small)
+static int one_copy(batches *b, bool small, uint32_t *with_posts)
 {
     static fab_run runs[2][MAX_RUNS];
+    static posting to_words[2];
     uint64_t *s = &b->state, used = GUARD;
     const int dtypes[] = {TIDE_F32, TIDE_BF16, TIDE_F16, TIDE_OPAQUE};
     int from = dtypes[draw(s, 4)], to = from == TIDE_OPAQUE || draw(s, 2) ? from : dtypes[draw(s, 3)], code;
     uint32_t a = from == TIDE_OPAQUE ? 1 : tide_dtype_bytes(from), z = to == TIDE_OPAQUE ? 1 : tide_dtype_bytes(to);
     uint32_t n = draw(s, 3) ? 1 + draw(s, 6) : 1 + draw(s, MAX_RUNS), local = draw(s, 2), ctas = draw(s, 20);
     uint32_t largest = small ? 2000 : n > 20 ? 3000 : 100000, equal = draw(s, 3) ? 0 : 16 * draw(s, largest / 16);
+    uint32_t n_posts = draw(s, 2) * draw(s, KERNEL_MAX_POSTS + 1);
+    bool posted[2] = {false, false};
     side *sides[2] = {&b->host, &b->gpu};
 
     for (uint32_t i = 0; i < n; i++) {
@@ -329,50 +362,58 @@ static int one_copy(batches *b, bool small)
         runs[0][i].src.zero = runs[1][i].src.zero = draw(s, 16) == 0;
         used = start + rows * dst_pitch + (equal ? 0 : draw(s, 40));
     }
-    snprintf(b->what, sizeof b->what, "copy of %s to %s: %u runs, %s, %u CTAs", tide_dtype_name(from), tide_dtype_name(to), n,
-             local ? "within the GPU" : "as to a peer", ctas);
+    snprintf(b->what, sizeof b->what, "copy of %s to %s: %u runs, %s, %u CTAs, %u posts", tide_dtype_name(from),
+             tide_dtype_name(to), n, local ? "within the GPU" : "as to a peer", ctas, n_posts);
     code = upload(b, from, TIDE_OPAQUE);
+    if (code == CLI_OK)
+        code = prepare_words(b, n_posts, to_words);
     for (int side = 0; code == CLI_OK && side < 2; side++) {
         fab_copy copy = {.runs = runs[side], .n_runs = n, .src_dtype = (uint8_t)from, .dst_dtype = (uint8_t)to};
-        if (cuda_launch_copy(sides[side]->kernels, b->g->stream, &copy, NULL, (int)local, ctas) != TIDE_OK)
+        if (cuda_launch_copy(sides[side]->kernels, b->g->stream, &copy, NULL, (int)local, ctas, &to_words[side].posts,
+                             &posted[side]) != TIDE_OK)
             code = cli_fail(b->c, "%s: %s", b->what, tide_last_error());
     }
-    return code == CLI_OK ? compare(b, false) : code;
+    if (code == CLI_OK)
+        code = fetch_words(b);
+    if (code == CLI_OK)
+        code = compare(b, false);
+    *with_posts += posted[1] && n_posts > 0;
+    return code == CLI_OK ? compare_words(b) : code;
 }
 
 static int check_batches(const cli *c, gpu *g)
 {
     batches b = {.c = c, .g = g, .gpu = {.kernels = g->kernels}, .bytes = c->quick ? 256 << 10 : 2 << 20};
-    uint32_t n = c->quick ? 40 : 400, sums = 0, copies = 0;
-    size_t word_bytes = 8 * (1 + MAX_WORDS);
+    uint32_t n = c->quick ? 40 : 400, sums = 0, copies = 0, with_posts = 0;
     void *memory = NULL;
     int code;
 
     b.state = (uint64_t)c->seed * 2 + 1;
     if (cuda_kernels_load(&twins, NULL, &b.host.kernels) != TIDE_OK)
         return cli_fail_library(c);
-    code = kernels_alloc_host(c, g, 3 * b.bytes + 2 * word_bytes, &memory);
+    code = kernels_alloc_host(c, g, 3 * b.bytes + 2 * WORD_BYTES, &memory);
     if (code == CLI_OK) {
         b.host.src = (uintptr_t)memory;
         b.host.dst = b.host.src + b.bytes;
         b.host.words = b.host.dst + b.bytes;
-        b.words = at(b.host.words + word_bytes);
-        b.result = at(b.host.words + 2 * word_bytes);
+        b.words = at(b.host.words + WORD_BYTES);
+        b.result = at(b.host.words + 2 * WORD_BYTES);
         code = kernels_alloc(c, g, b.bytes, &b.gpu.src);
     }
     if (code == CLI_OK)
         code = kernels_alloc(c, g, b.bytes, &b.gpu.dst);
     if (code == CLI_OK)
-        code = kernels_alloc(c, g, word_bytes, &b.gpu.words);
+        code = kernels_alloc(c, g, WORD_BYTES, &b.gpu.words);
     for (uint32_t i = 0; code == CLI_OK && i < n; i++) {
         bool sum = draw(&b.state, 3) != 0;
-        code = sum ? one_sum(&b, c->quick) : one_copy(&b, c->quick);
+        code = sum ? one_sum(&b, c->quick) : one_copy(&b, c->quick, &with_posts);
         if (code == CLI_WRONG)
             printf("batch %u of --seed %" PRId64 "%s\n", i, c->seed, c->quick ? " --quick" : "");
         *(sum ? &sums : &copies) += 1;
     }
     if (code != CLI_BAD)
-        printf("kernels: %u sums, %u copies, %d wrong (%s)\n", sums, copies, code == CLI_WRONG, g->name);
+        printf("kernels: %u sums, %u copies (%u with posts), %d wrong (%s)\n", sums, copies, with_posts, code == CLI_WRONG,
+               g->name);
     if (b.gpu.words)
         g->driver->MemFree(b.gpu.words);
     if (b.gpu.dst)

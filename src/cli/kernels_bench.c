@@ -13,7 +13,7 @@ typedef struct bench {
     const cli *c;
     gpu *g;
     cu_event begin, end;
-    cu_ptr src, dst, done; /* src: MAX_SUM x n elements of bf16; dst: n of fp32 */
+    cu_ptr src, dst; /* src: MAX_SUM x n elements of bf16; dst: n of fp32 */
     uint64_t src_bytes, dst_bytes;
     int code;
 } bench;
@@ -34,7 +34,7 @@ typedef struct work {
 static int enqueue(bench *b, work *w, uint32_t repetition)
 {
     if (w->is_copy)
-        return cuda_launch_copy(b->g->kernels, b->g->stream, &w->copy, NULL, w->local, w->ctas);
+        return cuda_launch_copy(b->g->kernels, b->g->stream, &w->copy, NULL, w->local, w->ctas, NULL, NULL);
     uint64_t first = repetition % w->n_windows * w->window;
     fab_segment segment = w->segment;
     fab_source sources[MAX_SUM];
@@ -46,7 +46,7 @@ static int enqueue(bench *b, work *w, uint32_t repetition)
     }
     reduce.segments = &segment;
     reduce.sources = sources;
-    return cuda_launch_reduce(b->g->kernels, b->g->stream, &reduce, NULL, 1, 0.5f, w->ctas, b->done, NULL, 0, 0);
+    return cuda_launch_reduce(b->g->kernels, b->g->stream, &reduce, NULL, 1, 0.5f, w->ctas, NULL);
 }
 
 static int by_value(const void *a, const void *b)
@@ -276,10 +276,6 @@ int cli_kernels_bench(const cli *c, gpu *g)
     if (b.code == CLI_OK)
         b.code = kernels_alloc(c, g, b.dst_bytes, &b.dst);
     if (b.code == CLI_OK)
-        b.code = kernels_alloc(c, g, 256, &b.done);
-    if (b.code == CLI_OK)
-        b.code = kernels_check(c, g, d->MemsetD8Async(b.done, 0, 256, g->stream), "cuMemsetD8Async");
-    if (b.code == CLI_OK)
         b.code = kernels_check(c, g, d->EventCreate(&b.begin, 0), "cuEventCreate");
     if (b.code == CLI_OK)
         b.code = kernels_check(c, g, d->EventCreate(&b.end, 0), "cuEventCreate");
@@ -300,8 +296,6 @@ int cli_kernels_bench(const cli *c, gpu *g)
         d->EventDestroy(b.end);
     if (b.begin)
         d->EventDestroy(b.begin);
-    if (b.done)
-        d->MemFree(b.done);
     if (b.dst)
         d->MemFree(b.dst);
     if (b.src)

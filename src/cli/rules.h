@@ -11,9 +11,13 @@
 
 #include "fabric/cuda/driver.h"
 
-/* The one kernel of the rules: *target = *source + value. Its PTX is in rules_tools.c; a fake driver needs a twin. */
+/* The kernels of the rules: *target = *source + value; and `words` times a value, then, when all CTAs have ended, the value
+ * to one more word, released to all (done: as kernel_posts has it). Their PTX is in rules_tools.c; a fake driver needs
+ * twins. */
 typedef struct rules_kernel { uint64_t target, source, value; } rules_kernel;
 #define RULES_KERNEL "tide_rule_add"
+typedef struct rules_post { uint64_t data, words, value, done, word; } rules_post;
+#define RULES_POST "tide_rule_post"
 
 typedef struct rules_count { int ok, failed, not_run; } rules_count;
 /* A line a rule, and a last line. */

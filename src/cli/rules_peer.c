@@ -80,6 +80,59 @@ static enum outcome rule_peer_kernel(rules *r)
     return OK;
 }
 
+/* What all CTAs of a kernel store to a peer is there when the word is that its last one posts: for a kernel and a copy
+ * behind the peer's wait. */
+static enum outcome rule_peer_post(rules *r)
+{
+    enum { ROUNDS = 60, BYTES = 4 << 20, LOOKS = 4, CTAS = 64, THREADS = 256 };
+    static const uint32_t at[LOOKS] = {64, BYTES / 3 / 8 * 8, BYTES / 2, BYTES - 8};
+    cu_alloc_prop prop = {.type = CU_ALLOC_PINNED, .handle_types = CU_HANDLE_FD};
+    cu_ptr near = 0, far = 0, done = rules_device_memory(r, 64), out = 0;
+    cu_stream s = rules_stream(r), t = NULL;
+    cu_function post = NULL, add = NULL;
+    cu_handle h = 0;
+    cu_context c;
+    uint64_t words[ROUNDS * LOOKS];
+    bool ok = true;
+    TWO_DEVICES;
+    prop.location = (cu_location){CU_LOCATION_DEVICE, r->device[1]};
+    GIVES(r->d->MemCreate(&h, BYTES, &prop, 0), CU_OK);
+    rules_keep(r, A_HANDLE, h, 0);
+    near = rules_mapping(r, h, BYTES, 0);
+    far = rules_mapping(r, h, BYTES, 1);
+    MUST(done && s && near && far && rules_put_word(r, done, 0));
+    GIVES(rules_load(r, RULES_POST, &post), CU_OK);
+    GIVES(r->d->MemsetD8Async(near, 0, 64, s), CU_OK);
+    MUST(rules_dry(r, s));
+    GIVES(r->d->CtxPush(r->context[1]), CU_OK);
+    t = rules_stream(r);
+    out = rules_device_memory(r, sizeof words);
+    ok = rules_load_kernel(r, &add) == CU_OK;
+    r->d->CtxPop(&c);
+    MUST(ok && t && out);
+    for (uint32_t i = 0; i < ROUNDS && ok; i++) {
+        rules_post args = {near + 64, (BYTES - 64) / 8, i + 1, done, near};
+        void *parameters[] = {&args};
+        r->d->CtxPush(r->context[1]);
+        ok = rules_one_word(r, t, CU_OP_WAIT_64, far, i + 1) == CU_OK;
+        for (uint32_t k = 0; k < LOOKS && ok; k++) {
+            rules_kernel look = {out + (i * LOOKS + k) * 8, far + at[k], 0};
+            ok = (k % 2 ? r->d->MemcpyAsync(look.target, look.source, 8, t) : rules_launch(r, add, t, &look)) == CU_OK;
+        }
+        r->d->CtxPop(&c);
+        ok = ok && r->d->LaunchKernel(post, CTAS, 1, 1, THREADS, 1, 1, 0, s, parameters, NULL) == CU_OK && rules_dry(r, s) &&
+             rules_dry(r, t);
+    }
+    MUST(ok);
+    r->d->CtxPush(r->context[1]);
+    ok = rules_get(r, words, out, sizeof words);
+    r->d->CtxPop(&c);
+    MUST(ok && rules_get_word(r, done) == 0);
+    for (uint32_t i = 0; i < ROUNDS * LOOKS; i++)
+        MUST(words[i] == i / LOOKS + 1);
+    return OK;
+}
+
 static enum outcome rule_peer_events(rules *r)
 {
     cu_stream s = rules_stream(r), t;
@@ -239,6 +292,7 @@ const rule rules_of_peers[] = {
     {"a copy to a peer releases its wait, with what came before it", rule_peer_copy},
     {"a word written to a peer comes behind the bytes", rule_peer_word_order},
     {"a kernel stores to a peer", rule_peer_kernel},
+    {"a word that a kernel posts to a peer comes behind its stores", rule_peer_post},
     {"an event is awaited on any device, recorded on its own", rule_peer_events},
     {"a launch on another device's stream is refused", rule_peer_stream},
     {"a copy beyond an allocation is refused", rule_range},

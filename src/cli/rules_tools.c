@@ -191,7 +191,7 @@ cu_ptr rules_mapping(rules *r, cu_handle h, size_t bytes, int access)
     return access < 0 || r->d->MemSetAccess(p, bytes, &a, 1) == CU_OK ? p : 0;
 }
 
-/* ---- a kernel -------------------------------------------------------------------------------- */
+/* ---- kernels ------------------------------------------------------------------------------- */
 
 const char rules_ptx[] = ".version 7.8\n.target sm_80\n.address_size 64\n"
                           ".visible .entry " RULES_KERNEL "(.param .align 8 .b8 p[24])\n{\n"
@@ -202,16 +202,61 @@ const char rules_ptx[] = ".version 7.8\n.target sm_80\n.address_size 64\n"
                           "ld.global.u64 %rd4, [%rd2];\n"
                           "add.u64 %rd5, %rd4, %rd3;\n"
                           "st.global.u64 [%rd1], %rd5;\n"
+                          "ret;\n}\n"
+                          ".visible .entry " RULES_POST "(.param .align 8 .b8 p[40])\n{\n"
+                          ".reg .pred %p<4>;\n"
+                          ".reg .b32 %r<9>;\n"
+                          ".reg .b64 %rd<10>;\n"
+                          "ld.param.u64 %rd1, [p];\n"
+                          "ld.param.u64 %rd2, [p+8];\n"
+                          "ld.param.u64 %rd3, [p+16];\n"
+                          "ld.param.u64 %rd4, [p+24];\n"
+                          "ld.param.u64 %rd5, [p+32];\n"
+                          "mov.u32 %r1, %ctaid.x;\n"
+                          "mov.u32 %r2, %ntid.x;\n"
+                          "mov.u32 %r3, %tid.x;\n"
+                          "mov.u32 %r4, %nctaid.x;\n"
+                          "mad.lo.u32 %r5, %r1, %r2, %r3;\n"
+                          "mul.lo.u32 %r6, %r4, %r2;\n"
+                          "cvt.u64.u32 %rd6, %r5;\n"
+                          "cvt.u64.u32 %rd7, %r6;\n"
+                          "next:\n"
+                          "setp.ge.u64 %p1, %rd6, %rd2;\n"
+                          "@%p1 bra stored;\n"
+                          "shl.b64 %rd8, %rd6, 3;\n"
+                          "add.u64 %rd9, %rd1, %rd8;\n"
+                          "st.global.u64 [%rd9], %rd3;\n"
+                          "add.u64 %rd6, %rd6, %rd7;\n"
+                          "bra next;\n"
+                          "stored:\n"
+                          "bar.sync 0;\n"
+                          "setp.ne.u32 %p2, %r3, 0;\n"
+                          "@%p2 bra end;\n"
+                          "membar.sys;\n"
+                          "atom.global.add.u32 %r7, [%rd4], 1;\n"
+                          "add.u32 %r7, %r7, 1;\n"
+                          "setp.ne.u32 %p3, %r7, %r4;\n"
+                          "@%p3 bra end;\n"
+                          "mov.u32 %r8, 0;\n"
+                          "st.global.u32 [%rd4], %r8;\n"
+                          "membar.sys;\n"
+                          "st.release.sys.global.u64 [%rd5], %rd3;\n"
+                          "end:\n"
                           "ret;\n}\n";
 
-cu_result rules_load_kernel(rules *r, cu_function *f)
+cu_result rules_load(rules *r, const char *name, cu_function *f)
 {
     cu_module m = NULL;
     cu_result result = r->d->ModuleLoadData(&m, rules_ptx);
     if (result != CU_OK)
         return result;
     rules_keep(r, A_MODULE, (uintptr_t)m, 0);
-    return r->d->ModuleGetFunction(f, m, RULES_KERNEL);
+    return r->d->ModuleGetFunction(f, m, name);
+}
+
+cu_result rules_load_kernel(rules *r, cu_function *f)
+{
+    return rules_load(r, RULES_KERNEL, f);
 }
 
 cu_result rules_launch(rules *r, cu_function f, cu_stream s, rules_kernel *args)

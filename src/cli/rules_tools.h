@@ -93,8 +93,9 @@ bool rules_put_word(rules *r, cu_ptr to, uint64_t value);
 uint64_t rules_get_word(rules *r, cu_ptr from);
 cu_handle rules_handle_on(rules *r, int device, size_t *bytes);
 cu_ptr rules_mapping(rules *r, cu_handle h, size_t bytes, int access);
-extern const char rules_ptx[]; /* of RULES_KERNEL */
-cu_result rules_load_kernel(rules *r, cu_function *f);
+extern const char rules_ptx[]; /* of the kernels */
+cu_result rules_load(rules *r, const char *name, cu_function *f);
+cu_result rules_load_kernel(rules *r, cu_function *f); /* RULES_KERNEL */
 cu_result rules_launch(rules *r, cu_function f, cu_stream s, rules_kernel *args);
 enum outcome rules_returns_while_blocked(rules *r, cu_result (*call)(rules *, cu_ptr), cu_ptr at, bool *returned);
 

@@ -1,9 +1,10 @@
 /*
- * test_kernels.cpp - the source of the sums, as nvcc compiles it, run on a CPU (device.cuh beside this says how) and compared
- * with a loop, bit for bit, on random batches of any alignment. usage: test_kernels [ROUNDS [SEED]]
+ * test_kernels.cpp - the source of sums and copies, as nvcc compiles it, run on a CPU (device.cuh beside this says how) and
+ * compared with a loop, bit for bit, on random batches of any alignment. usage: test_kernels [ROUNDS [SEED]]
  */
 #include <vector>
 
+#include "fabric/cuda/kernels/copy.cuh"
 #include "fabric/cuda/kernels/multimem.cuh"
 #include "fabric/cuda/kernels/reduce.cuh"
 
@@ -31,6 +32,7 @@ template <typename KERNEL> static void launch(KERNEL kernel, uint32_t ctas, uint
                 this_warp = &meetings[i / 32];
                 this_cta = &meeting;
                 kernel();
+                REQUIRE(departures.empty(), "a thread ends before its bulk stores");
             });
         for (std::thread &t : threads)
             t.join();
@@ -127,6 +129,72 @@ static void sums_by_switch(uint32_t rounds)
     std::free(memory);
 }
 
+/* Bytes by both kernels, fills, and casts of bf16 to fp32. Nothing beside dst is touched, and nothing is missing at a post. */
+static void copies(uint32_t rounds)
+{
+    enum { BYTES = 1 << 18, WORDS = 3 };
+    unsigned char *src = (unsigned char *)std::aligned_alloc(256, BYTES), *dst = (unsigned char *)std::aligned_alloc(256, BYTES);
+    std::vector<unsigned char> expected(BYTES);
+    static kernel_copy p;
+    uint32_t done = 0;
+    uint64_t words[WORDS];
+
+    for (uint32_t round = 0; round < rounds; round++) {
+        bool cast = draw(4) == 0, bulk = !cast && draw(2);
+        uint32_t warps = 1 + draw(bulk ? (uint32_t)KERNEL_COPY_WARPS : 3), ctas = 1 + draw(3);
+        uint64_t used = 64, align = bulk ? 16 : cast ? 4 : 1;
+
+        for (uint32_t i = 0; i < BYTES; i++) {
+            src[i] = (unsigned char)draw(256);
+            expected[i] = dst[i] = (unsigned char)draw(256);
+        }
+        std::memset(&p, 0, sizeof p);
+        p.src_item = cast ? 2 : 1;
+        p.dst_item = cast ? 4 : 1;
+        p.tile_items = bulk ? (uint64_t)KERNEL_COPY_SLOT : cast ? 256 : 512;
+        for (uint32_t n = 1 + draw(4); p.n_runs < n; p.n_runs++) {
+            kernel_run &r = p.runs[p.n_runs];
+            uint64_t all;
+            r.rows = 1 + draw(3);
+            r.width = align * (1 + draw((uint32_t)(20000 / r.rows / align)));
+            r.width /= cast ? 4 : 1;
+            r.src_pitch = r.width * p.src_item + align * draw(5);
+            r.dst_pitch = r.width * p.dst_item + align * draw(5);
+            r.dst = (uint64_t)dst + (used + align * draw(5) + align - 1) / align * align;
+            used = r.dst - (uint64_t)dst + r.dst_pitch * r.rows + 16;
+            r.src = bulk || draw(6) ? (uint64_t)src + draw((uint32_t)(BYTES - r.src_pitch * r.rows)) / align * align : 0;
+            all = r.src | r.dst | r.width | r.src_pitch | r.dst_pitch;
+            for (r.unit = 16; all % r.unit;)
+                r.unit /= 2;
+            r.tile = p.n_tiles;
+            r.row_tiles = (uint32_t)((r.width + p.tile_items - 1) / p.tile_items);
+            p.n_tiles += r.row_tiles * r.rows;
+            for (uint32_t row = 0; row < r.rows; row++)
+                for (uint64_t i = 0; i < r.width * p.dst_item; i++) {
+                    uint64_t from = r.src + row * r.src_pitch;
+                    expected[r.dst - (uint64_t)dst + row * r.dst_pitch + i] =
+                        !r.src ? 0 : !cast ? *(unsigned char *)(from + i) : i % 4 < 2 ? 0 : *(unsigned char *)(from + i / 4 * 2 + i % 2);
+                }
+        }
+        REQUIRE(used <= BYTES, "the batch has no room");
+        std::memset(words, 0, sizeof words);
+        p.posts.done = (uint64_t)&done;
+        p.posts.value = 9;
+        p.posts.n = draw(WORDS + 1);
+        for (uint32_t i = 0; i < p.posts.n; i++)
+            p.posts.words[i] = (uint64_t)&words[i];
+        at_post = [&] { REQUIRE(std::memcmp(dst, expected.data(), BYTES) == 0, "copies, round %u: a post before its bytes", round); };
+        launch([&] { cast ? copy_cast<TIDE_BF16, TIDE_F32>(p) : bulk ? copy_bulk(p) : copy_plain(p); }, ctas, warps);
+        for (uint32_t i = 0; i < BYTES; i++)
+            REQUIRE(dst[i] == expected[i], "copies, round %u: byte %u is %02x, expected %02x", round, i, dst[i], expected[i]);
+        for (uint32_t i = 0; i < WORDS; i++)
+            REQUIRE(words[i] == (i < p.posts.n ? 9 : 0) && done == 0, "copies, round %u: word %u is %llu, the counter %u", round, i,
+                    (unsigned long long)words[i], done);
+    }
+    std::free(dst);
+    std::free(src);
+}
+
 int main(int argc, char **argv)
 {
     enum { BYTES = 1 << 18, WORDS = 3 };
@@ -153,9 +221,9 @@ int main(int argc, char **argv)
             results[i] = old;
         }
         std::memset(&p, 0, sizeof p);
-        p.done = (uint64_t)&done;
-        p.post_value = 7;
-        p.n_posts = draw(WORDS + 1);
+        p.posts.done = (uint64_t)&done;
+        p.posts.value = 7;
+        p.posts.n = draw(WORDS + 1);
         p.beta = (int32_t)draw(3);
         p.alpha = 0.7f;
         p.tile_elems = plain ? (uint32_t)KERNEL_PLAIN_TILE : slot / (uint32_t)item;
@@ -181,9 +249,10 @@ int main(int argc, char **argv)
         }
         REQUIRE(used <= BYTES, "the batch has no room");
         std::memset(words, 0, sizeof words);
-        for (uint32_t i = 0; i < p.n_posts; i++)
-            p.posts[i] = (uint64_t)&words[i];
+        for (uint32_t i = 0; i < p.posts.n; i++)
+            p.posts.words[i] = (uint64_t)&words[i];
         expect(p, dtype, (uint64_t)dst, results);
+        at_post = [&] { REQUIRE(std::memcmp(dst, results.data(), BYTES) == 0, "round %u: a post before its results", round); };
         launch(
             [&] {
                 if (plain)
@@ -199,11 +268,12 @@ int main(int argc, char **argv)
                     round, i, (double)element((uint64_t)dst + 4 * i, TIDE_F32), (double)results[i],
                     dtype == TIDE_F32 ? "fp32" : "bf16", slot, p.beta);
         for (uint32_t i = 0; i < WORDS; i++)
-            REQUIRE(words[i] == (i < p.n_posts ? 7 : 0) && done == 0, "round %u: word %u is %llu, the counter %u", round, i,
+            REQUIRE(words[i] == (i < p.posts.n ? 7 : 0) && done == 0, "round %u: word %u is %llu, the counter %u", round, i,
                     (unsigned long long)words[i], done);
     }
     sums_by_switch(rounds);
-    std::printf("kernels on a CPU: %u batches right, and as many sums by a switch\n", rounds);
+    copies(rounds);
+    std::printf("kernels on a CPU: %u sums right, as many by a switch, and as many copies\n", rounds);
     std::free(dst);
     std::free(src);
     return 0;

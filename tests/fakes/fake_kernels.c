@@ -4,7 +4,7 @@
 #include "fabric/cuda/kernels/kernels.h"
 #include "fake_internal.h"
 
-/* ---- that of the rules ----------------------------------------------------------------------- */
+/* ---- those of the rules ----------------------------------------------------------------------- */
 
 static void add_word(const void *args)
 {
@@ -19,6 +19,22 @@ static void add_word_ranges(const void *args, fake_touch *t)
     fake_cuda_touch(t, k->source, sizeof(uint64_t));
 }
 
+static void fill_and_post(const void *args)
+{
+    const rules_post *k = args;
+    for (uint64_t i = 0; i < k->words; i++)
+        ((uint64_t *)(uintptr_t)k->data)[i] = k->value;
+    __atomic_store_n((uint64_t *)(uintptr_t)k->word, k->value, __ATOMIC_RELEASE);
+}
+
+static void fill_and_post_ranges(const void *args, fake_touch *t)
+{
+    const rules_post *k = args;
+    fake_cuda_touch(t, k->data, k->words * sizeof(uint64_t));
+    fake_cuda_touch(t, k->done, sizeof(uint32_t));
+    fake_cuda_touch(t, k->word, sizeof(uint64_t));
+}
+
 /* ---- the library's --------------------------------------------------------------------------- */
 
 /* Rows may lie in several allocations. */
@@ -26,6 +42,14 @@ static void touch_rows(fake_touch *t, uint64_t at, uint64_t width, uint64_t rows
 {
     for (uint64_t i = 0; i < rows; i++)
         fake_cuda_touch(t, at + i * pitch, width);
+}
+
+static void touch_posts(fake_touch *t, const kernel_posts *p)
+{
+    for (uint32_t i = 0; i < p->n; i++)
+        fake_cuda_touch(t, p->words[i], sizeof(uint64_t));
+    if (p->n)
+        fake_cuda_touch(t, p->done, sizeof(uint32_t));
 }
 
 /* The source's item shows in the kernel's name alone. */
@@ -40,9 +64,7 @@ static void reduce_ranges(const void *args, fake_touch *t)
         for (uint32_t k = s->first_source; k < s->first_source + s->n_sources; k++)
             touch_rows(t, p->sources[k].at, s->elems * item, s->rows, p->sources[k].row_pitch);
     }
-    for (uint32_t i = 0; i < p->n_posts; i++)
-        fake_cuda_touch(t, p->posts[i], 8);
-    fake_cuda_touch(t, p->done, 4);
+    touch_posts(t, &p->posts);
 }
 
 static void copy_ranges(const void *args, fake_touch *t)
@@ -54,6 +76,7 @@ static void copy_ranges(const void *args, fake_touch *t)
         if (r->src)
             touch_rows(t, r->src, r->width * p->src_item, r->rows, r->src_pitch);
     }
+    touch_posts(t, &p->posts);
 }
 
 /* A switch adds in an order of its own. */
@@ -87,6 +110,7 @@ void fake_kernels_add(void)
 #undef X
     };
     fake_cuda_kernel(RULES_KERNEL, sizeof(rules_kernel), add_word, add_word_ranges);
+    fake_cuda_kernel(RULES_POST, sizeof(rules_post), fill_and_post, fill_and_post_ranges);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t bytes;
         kernel_twin twin = cuda_kernel_twin(names[i], &bytes);

@@ -18,6 +18,7 @@
 #include "base/base.h"
 #include "comm/comm.h"
 #include "comm/dlpack.h"
+#include "fabric/cuda/launch.h"
 
 enum { RANKS = 2, ROWS = 40, COLUMNS = 6, ELEMENTS = ROWS * COLUMNS };
 
@@ -227,6 +228,76 @@ static void test_rank_aborts(void **state)
     (void)state;
     play(give_up, RANKS, 20000);
     play(give_up, 4, 20000);
+}
+
+/* ---- small copies ------------------------------------------------------------------------------ */
+
+/* What goes to the driver: copies by engine, and words that stream operations write. */
+static struct { _Atomic uint32_t copies, writes, launches; } enqueued;
+static const cuda_driver *below;
+
+static cu_result count_copy(cu_ptr dst, cu_ptr src, size_t bytes, cu_stream stream)
+{
+    enqueued.copies++;
+    return below->MemcpyAsync(dst, src, bytes, stream);
+}
+static cu_result count_copy2d(const cu_copy2d *copy, cu_stream stream)
+{
+    enqueued.copies++;
+    return below->Memcpy2DAsync(copy, stream);
+}
+static cu_result count_words(cu_stream stream, unsigned n, cu_stream_op *ops, unsigned flags)
+{
+    for (unsigned i = 0; i < n; i++)
+        enqueued.writes += ops[i].at.operation == CU_OP_WRITE_64;
+    return below->StreamBatchMemOp(stream, n, ops, flags);
+}
+static cu_result count_launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                              unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra)
+{
+    enqueued.launches++;
+    return below->LaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+}
+
+static int one_of_each(gpu *g, uint32_t rank, uint32_t n_ranks)
+{
+    (void)rank;
+    (void)n_ranks;
+    CHECK(gather(g, 0) == TIDE_OK && reduce(g, 0) == TIDE_OK && tide_comm_sync(g->comm) == TIDE_OK);
+    return 0;
+}
+
+/* A small copy to a peer is a kernel, which also posts what is signalled behind it: of an all-gather `done` to both ranks,
+ * of a reduce-scatter `filled` to the owner. */
+static void test_small_copies_post(void **state)
+{
+    const double usual = launch_costs[1].kernel_start;
+    uint32_t copies[2], writes[2], launches[2];
+    scene s = {20000, one_of_each};
+    cuda_driver counted;
+    (void)state;
+
+    for (int engines = 0; engines < 2; engines++) {
+        start(7);
+        below = driver;
+        counted = *driver;
+        counted.MemcpyAsync = count_copy;
+        counted.Memcpy2DAsync = count_copy2d;
+        counted.StreamBatchMemOp = count_words;
+        counted.LaunchKernel = count_launch;
+        cuda_driver_fake(&counted);
+        enqueued.copies = enqueued.writes = enqueued.launches = 0;
+        launch_costs[1].kernel_start = engines ? 1e9 : usual;
+        assert_int_equal(threads_run(RANKS, scene_body, &s), 0);
+        stop();
+        copies[engines] = enqueued.copies;
+        writes[engines] = enqueued.writes;
+        launches[engines] = enqueued.launches;
+    }
+    launch_costs[1].kernel_start = usual;
+    assert_int_equal(copies[1] - copies[0], 2 * RANKS);
+    assert_int_equal(launches[0] - launches[1], 2 * RANKS);
+    assert_int_equal(writes[1] - writes[0], RANKS * (RANKS + 1));
 }
 
 /* ---- what is refused --------------------------------------------------------------------------- */
@@ -469,7 +540,7 @@ int main(void)
         cmocka_unit_test(test_ranks_disagree), cmocka_unit_test(test_rank_stays_away),
         cmocka_unit_test(test_rank_aborts),    cmocka_unit_test(test_streams),
         cmocka_unit_test(test_old_driver),     cmocka_unit_test(test_hardware_queues),
-        cmocka_unit_test(test_adoption),
+        cmocka_unit_test(test_small_copies_post), cmocka_unit_test(test_adoption),
         cmocka_unit_test(test_view_outlives),  cmocka_unit_test(test_heap_fails),
     };
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);

@@ -29,6 +29,7 @@ static struct {
     uint32_t launches, copies, batches, descriptors, copies_2d, fills, fills_2d;
     uint32_t switch_sums, reduce_launches, with_posts, last_ctas, last_threads, last_shared;
     const char *last_kernel;
+    uint32_t copies_with_posts, last_posts; /* last_posts: of the latest launch */
     uint32_t fail_launch; /* this one from now fails; 0: none */
 } seen;
 
@@ -90,7 +91,7 @@ static cu_result launch_kernel(cu_function function, unsigned gx, unsigned gy, u
         }
         assert_int_equal(p->n_tiles, tiles);
         seen.reduce_launches++;
-        seen.with_posts += p->n_posts ? 1 : 0;
+        seen.with_posts += p->posts.n ? 1 : 0;
         if (strstr(function->name, "thin") || strstr(function->name, "fat"))
             assert_true(p->slots >= 2 && shared >= bx / 32 * p->slots * (1024 + KERNEL_SLOT_EXTRA));
     } else {
@@ -106,6 +107,9 @@ static cu_result launch_kernel(cu_function function, unsigned gx, unsigned gy, u
                 assert_int_equal(r->dst % r->unit | r->src % r->unit | r->width % r->unit, 0);
         }
         assert_int_equal(p->n_tiles, tiles);
+        assert_int_equal(seen.last_posts, 0); /* the last launch of a batch posts */
+        seen.last_posts = p->posts.n;
+        seen.copies_with_posts += p->posts.n ? 1 : 0;
     }
     seen.launches++;
     seen.last_kernel = function->name;
@@ -262,7 +266,7 @@ static void test_sums_equal_the_host(void **state)
         memcpy(naive, out, ROOM);
         memset(&seen, 0, sizeof seen);
         assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, call.accumulate, call.alpha, ctas,
-                                            (uintptr_t)&done, posts, n_posts, 7), TIDE_OK);
+                                            &(launch_posts){(uintptr_t)&done, posts, n_posts, 7}), TIDE_OK);
         host_naive_reduce(&twin, &call);
         assert_same_floats(out, naive, ROOM, off % 4);
         assert_int_equal(seen.with_posts, n_posts ? 1 : 0);
@@ -305,7 +309,7 @@ static void test_sums_are_split(void **state)
     }
     for (uint32_t i = 0; i < POSTS; i++)
         posts[i] = (uintptr_t)&words[i];
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, (uintptr_t)&done, posts, POSTS, 99), TIDE_OK);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, &(launch_posts){(uintptr_t)&done, posts, POSTS, 99}), TIDE_OK);
     host_naive_reduce(&twin, &call);
     assert_memory_equal(out, naive, sizeof out);
     for (uint32_t i = 0; i < POSTS; i++)
@@ -317,14 +321,14 @@ static void test_sums_are_split(void **state)
     /* A launch that fails ends the op, and no word is posted. */
     memset(words, 0, sizeof words);
     seen.fail_launch = 2;
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, (uintptr_t)&done, posts, POSTS, 99),
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, &(launch_posts){(uintptr_t)&done, posts, POSTS, 99}),
                      TIDE_ERR_SYSTEM);
     assert_non_null(strstr(tide_last_error(), "launching a kernel"));
     assert_int_equal(words[0], 0);
 
     /* Nothing to add, but somebody to tell. */
     reduce.n_segments = 0;
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, (uintptr_t)&done, posts, 1, 5), TIDE_OK);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.3f, 8, &(launch_posts){(uintptr_t)&done, posts, 1, 5}), TIDE_OK);
     assert_int_equal(words[0], 5);
     cuda_kernels_unload(k, false);
 }
@@ -343,22 +347,22 @@ static void test_shapes(void **state)
         {32, "tide_reduce_thin_bf16"}, {132, "tide_reduce_thin_bf16"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, cases[i].ctas, 0, NULL, 0, 0), TIDE_OK);
+        assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, cases[i].ctas, NULL), TIDE_OK);
         assert_string_equal(seen.last_kernel, cases[i].kernel);
         assert_true(cases[i].ctas < 5 || cases[i].ctas >= 100 || seen.last_shared <= 24 << 10);
     }
     /* Any alignment of items, but not of bytes. */
     source.at = at(in + 1);
     segment.elems--;
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, 0, NULL, 0, 0), TIDE_OK);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, NULL), TIDE_OK);
     assert_string_equal(seen.last_kernel, "tide_reduce_fat_bf16");
     source.at = at((char *)in + 1);
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, 0, NULL, 0, 0), TIDE_ERR_UNSUPPORTED);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, NULL), TIDE_ERR_UNSUPPORTED);
     assert_non_null(strstr(tide_last_error(), "multiples of their items"));
     /* Short rows: the plain kernel. */
     source.at = at(in);
     segment.elems = 40;
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, 0, NULL, 0, 0), TIDE_OK);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, NULL), TIDE_OK);
     assert_string_equal(seen.last_kernel, "tide_reduce_plain_bf16");
     segment.elems = 1 << 16;
     /* More sources than a warp has lanes, too. */
@@ -367,20 +371,20 @@ static void test_shapes(void **state)
         many[i] = source;
     reduce.sources = many;
     segment.n_sources = 40;
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, 0, NULL, 0, 0), TIDE_OK);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 4, NULL), TIDE_OK);
     assert_string_equal(seen.last_kernel, "tide_reduce_plain_bf16");
     reduce.sources = &source;
     segment.n_sources = 1;
     /* beta 1 is fused: the kernels that fetch the results so far */
     source.at = at(in);
     reduce.beta = FAB_BETA_ONE;
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 8, 0, NULL, 0, 0), TIDE_OK);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 8, NULL), TIDE_OK);
     assert_string_equal(seen.last_kernel, "tide_reduce_thin_add_bf16");
 
     fab_source mixed[2] = {{at(in), 0, TIDE_BF16, 0}, {at(out), 0, TIDE_F32, 0}};
     reduce.sources = mixed;
     segment.n_sources = 2;
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 8, 0, NULL, 0, 0), TIDE_ERR_UNSUPPORTED);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 0, 1, 8, NULL), TIDE_ERR_UNSUPPORTED);
     assert_non_null(strstr(tide_last_error(), "one dtype"));
     cuda_kernels_unload(k, false);
 }
@@ -393,12 +397,18 @@ static void test_copies_equal_the_host(void **state)
     cuda_kernels *k = open_kernels();
     unsigned char *src = malloc(4 * ROOM), *out = malloc(4 * ROOM), *naive = malloc(4 * ROOM);
     const int dtypes[] = {TIDE_F32, TIDE_BF16, TIDE_F16, TIDE_OPAQUE};
+    const launch_cost here = launch_costs[0], to_peer = launch_costs[1];
+    uint32_t by_kernel = 0, by_engine = 0;
     (void)state;
     fill(src, 4 * ROOM);
     for (int round = 0; round < 400; round++) {
         int from = dtypes[draw(4)], to = draw(2) || from == TIDE_OPAQUE ? from : dtypes[draw(3)];
         uint32_t a = from == TIDE_OPAQUE ? 1 : tide_dtype_bytes(from), b = to == TIDE_OPAQUE ? 1 : tide_dtype_bytes(to);
         uint32_t n = 1 + draw(RUNS), used = 0, equal = draw(2) ? 16 * draw(50) : 0;
+        uint32_t n_posts = draw(4), done = 0, pieces;
+        uint64_t words[3] = {0, 0, 0};
+        const cu_ptr posts[3] = {(uintptr_t)&words[0], (uintptr_t)&words[1], (uintptr_t)&words[2]};
+        bool posted;
         fab_run runs[RUNS], twins[RUNS];
         const void *args[1] = {src + a * draw(16)};
         fab_copy copy = {.runs = runs, .n_runs = n, .src_dtype = (uint8_t)from, .dst_dtype = (uint8_t)to}, twin = copy;
@@ -418,37 +428,162 @@ static void test_copies_equal_the_host(void **state)
         assert_true(used < 4 * ROOM);
         fill(out, 4 * ROOM);
         memcpy(naive, out, 4 * ROOM);
-        assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, (int)draw(2), draw(17)), TIDE_OK);
+        memset(&seen, 0, sizeof seen);
+        launch_costs[0].kernel_start = launch_costs[1].kernel_start = draw(2) ? 1e9 : 5; /* batches are small */
+        assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, (int)draw(2), draw(17),
+                                          &(launch_posts){(uintptr_t)&done, posts, n_posts, 7}, &posted), TIDE_OK);
         host_naive_copy(&twin, &call);
         assert_memory_equal(out, naive, 4 * ROOM);
+        pieces = seen.copies + seen.batches + seen.copies_2d + seen.fills + seen.fills_2d;
+        assert_int_equal(posted, seen.launches > 0 && pieces == 0);
+        assert_int_equal(seen.copies_with_posts, posted && n_posts);
+        for (uint32_t i = 0; i < 3; i++)
+            assert_int_equal(words[i], posted && i < n_posts ? 7 : 0);
+        *(posted ? &by_kernel : &by_engine) += 1;
     }
+    launch_costs[0] = here;
+    launch_costs[1] = to_peer;
+    assert_true(by_kernel > 100 && by_engine > 20);
     free(naive);
     free(out);
     free(src);
     cuda_kernels_unload(k, false);
 }
 
-/* What goes where. One source memory and one destination, each large enough for every case. */
+/* More runs than a struct holds, of two kernels: the posts with the last launch, and with none where one fails. */
+static void test_copies_are_split(void **state)
+{
+    enum { N = 2 * KERNEL_RUNS + 10, WIDE = 512, TOO_MANY = KERNEL_MAX_POSTS + 1 };
+    cuda_kernels *k = open_kernels();
+    unsigned char *src = aligned_alloc(64, N * WIDE), *dst = aligned_alloc(64, N * WIDE);
+    static fab_run runs[N];
+    fab_copy copy = {.runs = runs, .n_runs = N, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE};
+    uint64_t words[TOO_MANY] = {0};
+    cu_ptr posts[TOO_MANY];
+    uint32_t done = 0;
+    launch_posts to = {(uintptr_t)&done, posts, KERNEL_MAX_POSTS, 3};
+    bool posted;
+    (void)state;
+
+    fill(src, N * WIDE);
+    for (uint32_t i = 0; i < TOO_MANY; i++)
+        posts[i] = (uintptr_t)&words[i];
+    for (uint32_t i = 0; i < N; i++) /* every second one is not the bulk kernel's */
+        runs[i] = (fab_run){at(src + i * WIDE), at(dst + i * WIDE), i % 2 ? WIDE - 1 : WIDE - 16, 1, 0, 0};
+    for (int peer = 0; peer < 2; peer++) {
+        memset(dst, 0, N * WIDE);
+        memset(words, 0, sizeof words);
+        memset(&seen, 0, sizeof seen);
+        assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, !peer, 16, &to, &posted), TIDE_OK);
+        assert_true(posted && seen.launches == 4 && seen.copies_with_posts == 1 && seen.last_posts == KERNEL_MAX_POSTS);
+        for (uint32_t i = 0; i < N; i++)
+            assert_memory_equal(dst + i * WIDE, src + i * WIDE, runs[i].width);
+        for (uint32_t i = 0; i < TOO_MANY; i++)
+            assert_int_equal(words[i], i < KERNEL_MAX_POSTS ? 3 : 0);
+    }
+    memset(words, 0, sizeof words);
+    for (uint32_t i = 1; i <= 4; i++) {
+        memset(&seen, 0, sizeof seen);
+        seen.fail_launch = i;
+        assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, &to, &posted), TIDE_ERR_SYSTEM);
+        assert_int_equal(words[0], 0);
+    }
+    memset(&seen, 0, sizeof seen);
+    to.n = TOO_MANY; /* stay with the caller */
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, &to, &posted), TIDE_OK);
+    assert_true(!posted && seen.copies_with_posts == 0 && words[0] == 0);
+    to.n = 1;
+    copy.n_runs = 0; /* and so they do where there is nothing to copy */
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, &to, &posted), TIDE_OK);
+    assert_true(!posted && words[0] == 0);
+    free(dst);
+    free(src);
+    cuda_kernels_unload(k, false);
+}
+
+/* Kernel or copy engine, by descriptors, bytes, the unit that is moved at once, and CTAs. */
+static void test_costs(void **state)
+{
+    enum { KIB = 1 << 10, MIB = 1 << 20 };
+    static const struct { int peer; uint32_t descriptors; uint64_t bytes; uint32_t unit, ctas; bool kernel; } cases[] = {
+        /* to a peer: little in many pieces is a kernel's */
+        {1, 30, 1 * MIB, 16, 16, true}, {1, 30, 4 * MIB, 16, 16, true}, {1, 30, 8 * MIB, 16, 16, true},
+        {1, 30, 16 * MIB, 16, 16, false}, {1, 30, 512u * MIB, 16, 16, false},
+        {1, 16, 4 * MIB, 16, 16, true}, {1, 16, 16 * MIB, 16, 16, false}, {1, 10, 3 * MIB, 16, 16, true},
+        {1, 10, 8 * MIB, 16, 16, false},
+        /* one piece: only a small one */
+        {1, 1, 64 * KIB, 16, 16, true}, {1, 1, 512 * KIB, 16, 16, true}, {1, 1, 1 * MIB, 16, 16, false},
+        {1, 1, 32 * MIB, 16, 132, false},
+        /* few CTAs and small units are slow */
+        {1, 16, 4 * MIB, 16, 1, false}, {1, 16, 256 * KIB, 16, 1, true}, {1, 30, 4 * MIB, 2, 16, false},
+        {1, 30, 1 * MIB, 2, 16, true},
+        /* within the GPU */
+        {0, 1, 1 * MIB, 16, 16, false}, {0, 1, 512u * MIB, 16, 132, false}, {0, 2, 64 * KIB, 16, 16, true},
+        {0, 30, 32 * MIB, 16, 16, true}, {0, 30, 512u * MIB, 16, 16, false}, {0, 30, 32 * MIB, 16, 1, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (launch_by_kernel(&launch_costs[cases[i].peer], cases[i].descriptors, cases[i].bytes, cases[i].unit, cases[i].ctas) !=
+            cases[i].kernel)
+            fail_msg("case %zu: %s, expected the other", i, cases[i].kernel ? "copy engine" : "kernel");
+}
+
+/* The same through a launch: as many unequal runs to a peer. */
+static void test_pieces_to_a_peer(void **state)
+{
+    enum { PIECES = 30, ROOM_OF_ONE = 1 << 20 };
+    static const struct { uint64_t bytes; uint32_t launches, descriptors; } cases[] = {
+        {32 << 10, 1, 0}, {128 << 10, 1, 0}, {768 << 10, 0, PIECES},
+    };
+    cuda_kernels *k = open_kernels();
+    unsigned char *src = aligned_alloc(64, PIECES * ROOM_OF_ONE), *dst = aligned_alloc(64, PIECES * ROOM_OF_ONE);
+    fab_run runs[PIECES];
+    fab_copy copy = {.runs = runs, .n_runs = PIECES, .src_dtype = TIDE_BF16, .dst_dtype = TIDE_BF16};
+    (void)state;
+    fill(src, PIECES * ROOM_OF_ONE);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (uint32_t r = 0; r < PIECES; r++)
+            runs[r] = (fab_run){at(src + r * ROOM_OF_ONE), at(dst + r * ROOM_OF_ONE), cases[i].bytes / 2 + 8 * r, 1, 0, 0};
+        memset(&seen, 0, sizeof seen);
+        assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, NULL, NULL), TIDE_OK);
+        assert_int_equal(seen.launches, cases[i].launches);
+        assert_int_equal(seen.descriptors, cases[i].descriptors);
+        for (uint32_t r = 0; r < PIECES; r++)
+            assert_memory_equal(dst + r * ROOM_OF_ONE, src + r * ROOM_OF_ONE, 2 * runs[r].width);
+        if (cases[i].launches) {
+            assert_string_equal(seen.last_kernel, "tide_copy_bulk");
+            assert_true(seen.last_ctas == 16);
+        }
+    }
+    free(dst);
+    free(src);
+    cuda_kernels_unload(k, false);
+}
+
+/* What goes where, to a peer by copy engine as large batches go. One source memory and one destination, each large enough
+ * for every case. */
 static void test_choices(void **state)
 {
     enum { WIDE = 64 << 10, MANY = 600 };
+    const launch_cost to_peer = launch_costs[1];
     cuda_kernels *k = open_kernels();
     unsigned char *src = calloc(MANY + 1, 2 * WIDE), *dst = calloc(MANY + 1, 2 * WIDE);
     static fab_run runs[MANY];
     fab_copy copy = {.runs = runs, .n_runs = MANY, .src_dtype = TIDE_BF16, .dst_dtype = TIDE_BF16};
     (void)state;
 
+    launch_costs[1].kernel_start = 1e9;
     /* Unequal runs to a peer: batches of descriptors. */
     for (uint32_t i = 0; i < MANY; i++)
         runs[i] = (fab_run){at(src + 2 * WIDE * i), at(dst + 2 * WIDE * i), 100 + i, 1, 0, 0};
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, NULL, NULL), TIDE_OK);
     assert_int_equal(seen.descriptors, MANY);
     assert_int_equal(seen.batches, 3);
     assert_int_equal(seen.launches, 0);
 
     /* The same within the GPU: 9 us a descriptor is more than a kernel. */
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 16, NULL, NULL), TIDE_OK);
     assert_int_equal(seen.batches + seen.copies, 0);
     assert_true(seen.launches >= 3);
 
@@ -456,12 +591,12 @@ static void test_choices(void **state)
     for (uint32_t i = 0; i < MANY; i++)
         runs[i] = (fab_run){at(src + WIDE * i), at(dst + 2 * WIDE * i), WIDE / 2, 1, 0, 0};
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, NULL, NULL), TIDE_OK);
     assert_true(seen.copies_2d == 1 && seen.batches + seen.copies + seen.launches == 0);
     for (uint32_t i = 0; i < MANY; i++)
         runs[i].dst = at(dst + WIDE * i);
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, NULL, NULL), TIDE_OK);
     assert_true(seen.copies == 1 && seen.batches + seen.copies_2d + seen.launches == 0);
 
     /* Not where they are different arguments, each an allocation of its own, whatever their distance. */
@@ -471,20 +606,20 @@ static void test_choices(void **state)
         runs[i].src = (fab_ptr){0, (int32_t)i, 0};
     }
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16, NULL, NULL), TIDE_OK);
     assert_true(seen.descriptors == MANY && seen.copies_2d + seen.copies == 0);
     for (uint32_t i = 0; i < MANY; i++) {
         runs[i].src = at(src + WIDE * i);
         runs[i].dst = (fab_ptr){0, (int32_t)i, 0};
     }
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16, NULL, NULL), TIDE_OK);
     assert_true(seen.descriptors == MANY && seen.copies_2d + seen.copies == 0);
     for (uint32_t i = 0; i < MANY; i++) /* but of one argument */
         runs[i].dst = (fab_ptr){2 * WIDE * i, 0, 0};
     args[0] = dst;
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, 0, 16, NULL, NULL), TIDE_OK);
     assert_int_equal(seen.copies_2d, 1);
     runs[0].dst = at(dst);
 
@@ -492,29 +627,29 @@ static void test_choices(void **state)
     copy.n_runs = 2;
     runs[1].dst = at(dst + 2 * WIDE);
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, NULL, NULL), TIDE_OK);
     assert_true(seen.descriptors == 2 && seen.copies_2d == 0);
     copy.n_runs = 1;
     runs[0] = (fab_run){at(src), at(dst), (uint64_t)MANY * WIDE, 1, 0, 0};
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 4), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 4, NULL, NULL), TIDE_OK);
     assert_true(seen.copies == 1 && seen.launches == 0);
 
     /* Wide rows: 2-D. Narrow rows: a kernel. Casts: a kernel. */
     runs[0] = (fab_run){at(src), at(dst), WIDE / 2, MANY, 2 * WIDE, WIDE};
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4, NULL, NULL), TIDE_OK);
     assert_true(seen.copies_2d == 1 && seen.launches == 0);
     runs[0].width = 512;
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4, NULL, NULL), TIDE_OK);
     assert_true(seen.copies_2d == 0 && seen.launches == 1);
     assert_string_equal(seen.last_kernel, "tide_copy_bulk");
     runs[0].width = 33;
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4, NULL, NULL), TIDE_OK);
     assert_string_equal(seen.last_kernel, "tide_copy_plain");
     copy.dst_dtype = TIDE_F32;
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4, NULL, NULL), TIDE_OK);
     assert_string_equal(seen.last_kernel, "tide_cast_bf16_f32");
 
     /* Fills: memset in this GPU, a kernel when they are many or on a peer. */
@@ -522,11 +657,12 @@ static void test_choices(void **state)
     runs[0] = (fab_run){{0, -1, 1}, at(dst), 256 * WIDE, 1, 0, 0};
     runs[1] = (fab_run){{0, -1, 1}, at(dst + 256 * WIDE), WIDE / 2, 256, 0, WIDE};
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 0), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 0, NULL, NULL), TIDE_OK);
     assert_true(seen.fills == 1 && seen.fills_2d == 1 && seen.launches == 0);
     memset(&seen, 0, sizeof seen);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4), TIDE_OK);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4, NULL, NULL), TIDE_OK);
     assert_true(seen.fills + seen.fills_2d == 0 && seen.launches == 1);
+    launch_costs[1] = to_peer;
     free(dst);
     free(src);
     cuda_kernels_unload(k, false);
@@ -547,18 +683,24 @@ static void test_multicast_copies(void **state)
     for (int i = 0; i < 5; i++)
         memcpy(naive + 200 * i, src + 100 * i, 100);
     memcpy(naive + 2000, src + 1000, 3 * 64);
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 16), TIDE_OK);
-    assert_memory_equal(dst, naive, sizeof dst);
-    assert_true(seen.descriptors == 6 && seen.batches == 1); /* the second run's rows touch */
+    for (int local = 0; local < 2; local++) { /* never by a kernel, and what is posted then is the caller's business */
+        const cu_ptr word = 0;
+        bool posted = true;
+        memset(&seen, 0, sizeof seen);
+        memset(dst, 0, sizeof dst);
+        assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, local, 16, &(launch_posts){0, &word, 1, 7}, &posted), TIDE_OK);
+        assert_memory_equal(dst, naive, sizeof dst);
+        assert_true(!posted && seen.descriptors == 6 && seen.batches == 1); /* the second run's rows touch */
+    }
     assert_int_equal(seen.copies_2d + seen.launches + seen.fills, 0);
 
     copy.src_dtype = TIDE_F32;
     copy.dst_dtype = TIDE_BF16;
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_ERR_UNSUPPORTED);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, NULL, NULL), TIDE_ERR_UNSUPPORTED);
     assert_string_equal(tide_last_error(), "copy: a cast to all ranks of a node, expected a plain copy");
     copy.src_dtype = copy.dst_dtype = TIDE_OPAQUE;
     runs[0].src = (fab_ptr){0, -1, 1};
-    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16), TIDE_ERR_UNSUPPORTED);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, NULL, NULL), TIDE_ERR_UNSUPPORTED);
     assert_string_equal(tide_last_error(), "copy: a fill to all ranks of a node, expected a plain copy");
     assert_int_equal(seen.fills + seen.fills_2d + seen.launches, 0);
     cuda_kernels_unload(k, false);
@@ -582,7 +724,7 @@ static void test_switch_sums(void **state)
         src[i] = (float)i / 3;
         out[i] = 5;
     }
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, &post, 1, 7), TIDE_OK);
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, &(launch_posts){(uintptr_t)&done, &post, 1, 7}), TIDE_OK);
     assert_true(seen.switch_sums == ROWS + 1 && seen.with_posts == 1 && word == 7);
     assert_true(out[0] == 5);
     for (int i = 1; i < ROWS * PITCH; i++) {
@@ -591,15 +733,15 @@ static void test_switch_sums(void **state)
         assert_true(out[i] == (e < ELEMS ? 5 + scaled : 5));
     }
     sources[1].multimem = 0; /* not beside others */
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, NULL, 0, 0),
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, NULL),
                      TIDE_ERR_UNSUPPORTED);
     sources[1].multimem = 4;
     sources[0].at = at(src + 1); /* a vector would lie across two */
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, NULL, 0, 0),
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, NULL),
                      TIDE_ERR_UNSUPPORTED);
     sources[0] = sources[1];
     sources[0].dtype = sources[1].dtype = TIDE_BF16; /* a switch would round its sum to bf16 */
-    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, (cu_ptr)(uintptr_t)&done, NULL, 0, 0),
+    assert_int_equal(cuda_launch_reduce(k, NULL, &reduce, NULL, 1, 0.5f, 4, NULL),
                      TIDE_ERR_UNSUPPORTED);
     cuda_kernels_unload(k, false);
 }
@@ -639,7 +781,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums_equal_the_host), cmocka_unit_test(test_sums_are_split),
         cmocka_unit_test(test_shapes),              cmocka_unit_test(test_copies_equal_the_host),
-        cmocka_unit_test(test_multicast_copies), cmocka_unit_test(test_switch_sums), cmocka_unit_test(test_choices),             cmocka_unit_test(test_loading),
+        cmocka_unit_test(test_copies_are_split),    cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_pieces_to_a_peer),    cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_multicast_copies),    cmocka_unit_test(test_switch_sums),
+        cmocka_unit_test(test_loading),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,12 +3,13 @@
  * CUDA streams of the GPU's primary context, memory is mapped between GPUs.
  *
  * A wait is a stream operation on a word in this GPU's memory, never in a peer's. A signal is a stream operation as well,
- * or a store of the kernel that it follows; where the driver does not write words of another GPU, it is an 8-byte copy
- * from a staging word that the same stream has written. Words carry no tag: whether ranks make the same call is compared on the
- * host, in the control pages, before anything of it is enqueued.
+ * or a store of the kernel that it follows, be that a sum or a copy; where the driver does not write words of another GPU, it
+ * is an 8-byte copy from a staging word that the same stream has written. Words carry no tag: whether ranks make the same call
+ * is compared on the host, in the control pages, before anything of it is enqueued.
  *
  * What is enqueued is bound at once: a call's arguments travel in launches and copies. Stream operations of one stream
- * are gathered and a reduce waits for its posts; both go out before anything else on their stream, and at call_submit.
+ * are gathered and a reduce or a copy waits for its posts; both go out before anything else on their stream, and at
+ * call_submit.
  */
 #ifndef TIDE_CUDA_H
 #define TIDE_CUDA_H
@@ -70,8 +71,9 @@ typedef struct cuda_target {
 
 typedef struct cuda_stream {
     cu_stream handle;        /* NULL: no program has ops on it */
-    const fab_reduce *reduce; /* put off, with its call: posts may follow */
-    fab_call *reduce_call;
+    const fab_reduce *reduce; /* put off, or a copy is, with its call: posts may follow */
+    const fab_copy *copy;
+    fab_call *put_off_call;
     uint32_t n_ops, next_staged;
     int behind_work;         /* bytes have been enqueued since the last wait */
     int handed_over;         /* once or more: it may come to stand in the library for good */

@@ -14,12 +14,32 @@ enum {
     ENGINE_FILLS = 2          /* more fills than these are one kernel */
 };
 
-/* Where a copy within the GPU goes. us and bytes a us (MB/s), measured on an H200 with driver 580, 2026-11-30: copy engine
- * 32 MiB in 18.8 us and in 64 parts in 228 us (the host needs as long for them); kernel the same parts with 4, 16 and 64
- * CTAs in 179, 48 and 22 us; 5 us of it are the launch. */
-static const struct {
-    double engine_descriptor, engine_rate, kernel_launch, kernel_cta_rate, kernel_rate;
-} cost = {.engine_descriptor = 3.4, .engine_rate = 1.8e6, .kernel_launch = 5, .kernel_cta_rate = 48e3, .kernel_rate = 1.8e6};
+/* Measured on H200s with driver 580, 2026-11-29 and 30.
+ *
+ * This GPU: copy engine 32 MiB in 18.8 us and in 64 parts in 228 us (the host needs as long for them); kernel the same parts
+ * with 4, 16 and 64 CTAs in 179, 48 and 22 us; 5 us of it are the launch.
+ *
+ * A peer: copy engine 1 MiB in 5.0 us, in 30 parts in 31 us; 32 MiB in 88 us, in 30 parts in 90 to 130; at most 396 GB/s.
+ * What follows is a signal, which an engine's copy leaves to a stream operation: most of engine_start. The kernel's rates are
+ * not measured: a CTA's is that within the GPU less the way there and back, that of all is the engine's. The weight is a
+ * choice: a copy is worth as much of the SMs' time again as it takes. So one descriptor is a kernel's up to 0.7 MiB, ten
+ * are up to 4, thirty up to 11. */
+launch_cost launch_costs[2] = {
+    {.engine_descriptor = 3.4, .engine_rate = 1.8e6,
+     .kernel_start = 5, .kernel_cta_rate = 48e3, .kernel_rate = 1.8e6, .kernel_weight = 1},
+    {.engine_start = 5, .engine_descriptor = 1, .engine_rate = 390e3,
+     .kernel_start = 4, .kernel_cta_rate = 40e3, .kernel_rate = 390e3, .kernel_weight = 2},
+};
+
+bool launch_by_kernel(const launch_cost *cost, uint64_t descriptors, uint64_t bytes, uint32_t unit, uint32_t ctas)
+{
+    double rate = cost->kernel_cta_rate * ctas * unit / 16, b = (double)bytes;
+
+    if (rate > cost->kernel_rate)
+        rate = cost->kernel_rate;
+    return cost->engine_start + (double)descriptors * cost->engine_descriptor + b / cost->engine_rate >
+           cost->kernel_start + cost->kernel_weight * b / rate;
+}
 
 const launch_shapes launch_default_shapes = {
     .fat = {.slot = KERNEL_FAT_SLOT, .warps = 12, .slots = 2},
@@ -195,8 +215,17 @@ static int check_alignment(const fab_reduce *reduce, const fab_segment *g, const
                      item);
 }
 
+static void set_posts(kernel_posts *to, const launch_posts *posts, const cu_ptr *words, uint32_t n)
+{
+    to->n = n;
+    to->done = n ? posts->done : 0;
+    to->value = n ? posts->value : 0;
+    for (uint32_t i = 0; i < n; i++)
+        to->words[i] = words[i];
+}
+
 /* Launches what was packed, with these posts, and empties the struct. */
-static int flush_sum(cuda_kernels *k, sum *s, const cu_ptr *posts, uint32_t n_posts)
+static int flush_sum(cuda_kernels *k, sum *s, const launch_posts *posts, const cu_ptr *words, uint32_t n_posts)
 {
     kernel_reduce *p = &k->reduce;
     uint64_t ctas = tide_min_u64(s->ctas, tide_ceil_div(p->n_tiles, s->warps));
@@ -204,9 +233,7 @@ static int flush_sum(cuda_kernels *k, sum *s, const cu_ptr *posts, uint32_t n_po
 
     if (p->n_tiles == 0 && n_posts == 0)
         return TIDE_OK;
-    p->n_posts = n_posts;
-    for (uint32_t i = 0; i < n_posts; i++)
-        p->posts[i] = posts[i];
+    set_posts(&p->posts, posts, words, n_posts);
     status = launch(k, s->kernel, tide_max_u64(ctas, 1), s->warps, s->shared, s->stream, p);
     p->n_segments = p->n_tiles = s->used_sources = 0;
     return status;
@@ -231,7 +258,7 @@ static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_seg
                          g->rows, (unsigned long long)g->elems, p->tile_elems);
     if (p->n_segments == KERNEL_SEGMENTS || s->used_sources + g->n_sources > KERNEL_SOURCES ||
         p->n_tiles + tiles > INT32_MAX) {
-        if ((status = flush_sum(k, s, NULL, 0)) != TIDE_OK)
+        if ((status = flush_sum(k, s, NULL, NULL, 0)) != TIDE_OK)
             return status;
     }
     to = &p->segments[p->n_segments++];
@@ -285,17 +312,16 @@ static bool by_switch(const fab_reduce *reduce)
 }
 
 int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *reduce, const void *const *args,
-                       int accumulate, float alpha, uint32_t ctas, cu_ptr done, const cu_ptr *posts, uint32_t n_posts,
-                       uint64_t post_value)
+                       int accumulate, float alpha, uint32_t ctas, const launch_posts *posts)
 {
+    const cu_ptr *words = posts ? posts->words : NULL;
+    uint32_t left = posts ? posts->n : 0, n;
     kernel_reduce *p = &k->reduce;
     sum s = {.stream = stream, .ctas = ctas ? ctas : 1};
     int status = sum_dtype(reduce, &s.dtype);
 
     if (status != TIDE_OK)
         return status;
-    p->done = done;
-    p->post_value = post_value;
     p->n_segments = p->n_tiles = 0;
     p->beta = reduce->beta;
     if (p->beta == FAB_BETA_CALL)
@@ -310,12 +336,12 @@ int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *redu
     for (uint32_t i = 0; status == TIDE_OK && i < reduce->n_segments && !by_switch(reduce); i++)
         status = pack_segment(k, reduce, &reduce->segments[i], args, &s);
     do { /* the posts of the last launch, and of further ones where they are too many */
-        uint32_t n = n_posts < KERNEL_MAX_POSTS ? n_posts : KERNEL_MAX_POSTS;
+        n = left < KERNEL_MAX_POSTS ? left : KERNEL_MAX_POSTS;
         if (status == TIDE_OK)
-            status = flush_sum(k, &s, posts, n);
-        posts = n ? posts + n : posts;
-        n_posts -= n;
-    } while (status == TIDE_OK && n_posts);
+            status = flush_sum(k, &s, posts, words, n);
+        words = n ? words + n : words;
+        left -= n;
+    } while (status == TIDE_OK && left);
     return status;
 }
 
@@ -334,6 +360,7 @@ typedef struct batch {
     uint32_t ctas;
     bool local;  /* within this GPU */
     bool kernel; /* not by copy engine, whatever the run */
+    bool engine; /* a copy engine has had some of it */
 } batch;
 
 static bytes_run flatten(const batch *b, const fab_run *run)
@@ -395,20 +422,32 @@ static bool engine_rows(const bytes_run *r)
     return r->rows == 1 || (r->width >= NARROW_ROW && r->dst_pitch <= MAX_PITCH && (!r->src || r->src_pitch <= MAX_PITCH));
 }
 
-/* Whether a kernel is the faster way within this GPU. */
-static bool kernel_is_faster(const batch *b)
+/* Bytes that are moved at once: the most that divide addresses, width and pitches. */
+static uint32_t unit_of(const bytes_run *r)
+{
+    uint64_t all = r->src | r->dst | r->width | (r->rows > 1 ? r->src_pitch * (r->src != 0) | r->dst_pitch : 0);
+    uint32_t unit = 16;
+    while (all % unit)
+        unit /= 2;
+    return unit;
+}
+
+/* Whether a kernel is the better way for all of it. */
+static bool kernel_is_better(const batch *b)
 {
     uint64_t descriptors = 0, bytes = 0;
+    uint32_t unit = 16;
     for (uint32_t i = 0; i < b->copy->n_runs;) {
         bytes_run r;
         i += merge(b, i, &r);
+        if (r.width == 0 || r.rows == 0)
+            continue;
         descriptors += engine_rows(&r) ? 1 : 0;
         bytes += r.width * r.rows;
+        if (unit_of(&r) < unit)
+            unit = unit_of(&r);
     }
-    return (double)descriptors * cost.engine_descriptor + (double)bytes / cost.engine_rate >
-           cost.kernel_launch +
-               (double)bytes / (b->ctas * cost.kernel_cta_rate < cost.kernel_rate ? b->ctas * cost.kernel_cta_rate
-                                                                                  : cost.kernel_rate);
+    return launch_by_kernel(&launch_costs[!b->local], descriptors, bytes, unit, b->ctas);
 }
 
 static int flush_engine(cuda_kernels *k, cu_stream stream)
@@ -427,11 +466,12 @@ static int flush_engine(cuda_kernels *k, cu_stream stream)
     return result == CU_OK ? TIDE_OK : cuda_check(d, result, "enqueueing copies");
 }
 
-static int engine_run(cuda_kernels *k, const batch *b, const bytes_run *r)
+static int engine_run(cuda_kernels *k, batch *b, const bytes_run *r)
 {
     const cuda_driver *d = k->driver;
     cu_result result;
 
+    b->engine = true;
     if (r->rows == 1 && r->src) {
         k->batch_dst[k->n_batch] = r->dst;
         k->batch_src[k->n_batch] = r->src;
@@ -455,13 +495,14 @@ static int engine_run(cuda_kernels *k, const batch *b, const bytes_run *r)
     return result == CU_OK ? TIDE_OK : cuda_check(d, result, "enqueueing a copy");
 }
 
-static int flush_kernel(cuda_kernels *k, const batch *b, kernel_copy *p)
+static int flush_kernel(cuda_kernels *k, const batch *b, kernel_copy *p, const launch_posts *posts)
 {
     bool bulk = p == &k->bulk;
     uint64_t tiles_at_once = bulk ? KERNEL_COPY_WARPS : KERNEL_PLAIN_WARPS, ctas;
     uint32_t id = bulk ? KERNEL_COPY_BULK : b->cast != KERNEL_COUNT ? b->cast : KERNEL_COPY_PLAIN;
     int status = TIDE_OK;
 
+    set_posts(&p->posts, posts, posts ? posts->words : NULL, posts ? posts->n : 0);
     ctas = tide_min_u64(b->ctas, tide_ceil_div(p->n_tiles, tiles_at_once));
     if (p->n_tiles)
         status = launch(k, id, ctas, bulk ? KERNEL_COPY_WARPS : KERNEL_PLAIN_WARPS,
@@ -474,14 +515,10 @@ static int flush_kernel(cuda_kernels *k, const batch *b, kernel_copy *p)
 /* width, rows and pitches as in bytes_run; of a cast, width counts items. */
 static int kernel_run_add(cuda_kernels *k, const batch *b, const bytes_run *r)
 {
-    uint64_t all = r->src | r->dst | r->width, row_tiles, tiles;
-    uint32_t unit = 16;
+    uint64_t row_tiles, tiles;
+    uint32_t unit = unit_of(r);
     kernel_copy *p = &k->kernel;
 
-    if (r->rows > 1)
-        all |= r->src_pitch * (r->src != 0) | r->dst_pitch;
-    while (all % unit)
-        unit /= 2;
     if (b->cast == KERNEL_COUNT && unit == 16 && r->src && r->width >= KERNEL_BULK_ROW)
         p = &k->bulk;
     row_tiles = tide_ceil_div(r->width, p->tile_items);
@@ -489,7 +526,7 @@ static int kernel_run_add(cuda_kernels *k, const batch *b, const bytes_run *r)
         return tide_fail(TIDE_ERR_UNSUPPORTED, "copy: %llu rows of %llu, expected fewer than 2^31 tiles of %llu",
                          (unsigned long long)r->rows, (unsigned long long)r->width, (unsigned long long)p->tile_items);
     if (p->n_runs == KERNEL_RUNS || p->n_tiles + tiles > INT32_MAX) {
-        int status = flush_kernel(k, b, p);
+        int status = flush_kernel(k, b, p, NULL);
         if (status != TIDE_OK)
             return status;
     }
@@ -522,7 +559,7 @@ static int cast_runs(cuda_kernels *k, const batch *b)
     return status;
 }
 
-static int byte_runs(cuda_kernels *k, const batch *b)
+static int byte_runs(cuda_kernels *k, batch *b)
 {
     uint32_t fills = 0;
     int status = TIDE_OK;
@@ -543,7 +580,7 @@ static int byte_runs(cuda_kernels *k, const batch *b)
 }
 
 /* Only plain copies of a row are known to go to a multicast address; other libraries' all-gathers do that. */
-static int multicast_runs(cuda_kernels *k, const batch *b)
+static int multicast_runs(cuda_kernels *k, batch *b)
 {
     int status = TIDE_OK;
 
@@ -561,28 +598,31 @@ static int multicast_runs(cuda_kernels *k, const batch *b)
 }
 
 int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, const void *const *args,
-                     int device_local, uint32_t ctas)
+                     int device_local, uint32_t ctas, const launch_posts *posts, bool *posted)
 {
     batch b = {.stream = stream, .copy = copy, .args = args, .ctas = ctas ? ctas : 1, .local = device_local != 0};
-    int status, flushed[3];
+    bool post;
+    int status;
 
     b.cast = cast_kernel(copy->src_dtype, copy->dst_dtype);
-    b.kernel = b.cast == KERNEL_COUNT && device_local && !copy->multicast && kernel_is_faster(&b);
+    b.kernel = b.cast == KERNEL_COUNT && !copy->multicast && kernel_is_better(&b);
     k->n_batch = k->kernel.n_runs = k->kernel.n_tiles = k->bulk.n_runs = k->bulk.n_tiles = 0;
     k->kernel.src_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->src_dtype);
     k->kernel.dst_item = b.cast == KERNEL_COUNT ? 1 : item_bytes(copy->dst_dtype);
-    k->kernel.tile_items = b.cast == KERNEL_COUNT ? KERNEL_PLAIN_TILE * 16 : KERNEL_PLAIN_TILE;
+    k->kernel.tile_items = b.cast == KERNEL_COUNT ? KERNEL_COPY_TILE : KERNEL_PLAIN_TILE;
     k->bulk.src_item = k->bulk.dst_item = 1;
     k->bulk.tile_items = KERNEL_COPY_SLOT;
     status = copy->multicast             ? multicast_runs(k, &b)
              : b.cast == KERNEL_COUNT ? byte_runs(k, &b)
                                       : cast_runs(k, &b);
-    if (status != TIDE_OK)
-        return status;
-    flushed[0] = flush_engine(k, stream);
-    flushed[1] = flush_kernel(k, &b, &k->bulk);
-    flushed[2] = flush_kernel(k, &b, &k->kernel);
-    for (int i = 0; status == TIDE_OK && i < 3; i++)
-        status = flushed[i];
+    post = posts && posts->n <= KERNEL_MAX_POSTS && !b.engine && k->bulk.n_runs + k->kernel.n_runs > 0;
+    if (posted)
+        *posted = post;
+    if (status == TIDE_OK)
+        status = flush_engine(k, stream);
+    if (status == TIDE_OK) /* the last launch posts: it begins when the others have ended */
+        status = flush_kernel(k, &b, &k->bulk, post && k->kernel.n_runs == 0 ? posts : NULL);
+    if (status == TIDE_OK)
+        status = flush_kernel(k, &b, &k->kernel, post ? posts : NULL);
     return status;
 }

@@ -13,15 +13,32 @@
 typedef struct cuda_kernels cuda_kernels;
 int cuda_kernels_load(const cuda_driver *driver, cu_context context, cuda_kernels **out);
 void cuda_kernels_unload(cuda_kernels *k, bool in_use); /* in_use: the code stays. NULL is fine */
+/* What a kernel posts at its end. words: addresses of words that get `value` once all results are visible to their owners.
+ * done: 4 bytes of zeroed device memory that belong to the stream. */
+typedef struct launch_posts {
+    cu_ptr done;
+    const cu_ptr *words;
+    uint32_t n;
+    uint64_t value;
+} launch_posts;
 /* args: of the call, NULL when nothing in the batch depends on one. device_local: both sides are in this GPU. ctas: of
- * those ops that a kernel does. */
+ * those ops that a kernel does. posts, posted: NULL, or *posted says whether they go with the batch; they do not where
+ * copy engines have a part in it. */
 int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, const void *const *args,
-                     int device_local, uint32_t ctas);
-/* accumulate, alpha: the call's. done: 4 bytes of zeroed device memory that belong to the stream. posts: addresses of
- * words that get post_value once all results are visible to their owners; none when n_posts is 0. */
+                     int device_local, uint32_t ctas, const launch_posts *posts, bool *posted);
+/* accumulate, alpha: the call's. posts: NULL, or with the batch. */
 int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *reduce, const void *const *args,
-                       int accumulate, float alpha, uint32_t ctas, cu_ptr done, const cu_ptr *posts, uint32_t n_posts,
-                       uint64_t post_value);
+                       int accumulate, float alpha, uint32_t ctas, const launch_posts *posts);
+
+/* What bytes cost in one memory (launch_costs[0]: this GPU's, [1]: a peer's), in us and bytes a us. A pure function of it says
+ * whether a batch of copies is a kernel's: `descriptors` that a copy engine would need, in units of so many bytes. */
+typedef struct launch_cost {
+    double engine_start, engine_descriptor, engine_rate;
+    double kernel_start, kernel_cta_rate, kernel_rate; /* cta_rate: with units of 16 bytes */
+    double kernel_weight; /* of the time in which its CTAs keep others from their SMs */
+} launch_cost;
+extern launch_cost launch_costs[2]; /* tests may change them while nothing is launched */
+bool launch_by_kernel(const launch_cost *cost, uint64_t descriptors, uint64_t bytes, uint32_t unit, uint32_t ctas);
 
 /* A CTA of a ring kernel: its slots' bytes (KERNEL_THIN_SLOT or KERNEL_FAT_SLOT), its warps, the slots of each. */
 typedef struct launch_shape {

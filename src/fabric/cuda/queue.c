@@ -388,6 +388,7 @@ void cuda_call_submit(fab_call *call, int hold)
         fab_peers_fail(&d->peers, &f, true); /* a failure of before stays */
         for (uint32_t i = 0; i < q->n_streams; i++) {
             q->streams[i].reduce = NULL;
+            q->streams[i].copy = NULL;
             q->streams[i].n_ops = 0;
         }
     }

@@ -24,23 +24,36 @@ int cuda_enter(fab_queue *q)
     return status;
 }
 
-static int launch_reduce(fab_queue *q, cuda_stream *s, const cu_ptr *words, uint32_t n, uint64_t value)
+static bool put_off(const cuda_stream *s)
 {
+    return s->reduce || s->copy;
+}
+
+/* The op that is put off; posts may be NULL. *posted: whether they go with it. */
+static int launch(fab_queue *q, cuda_stream *s, const launch_posts *posts, bool *posted)
+{
+    const cuda_device *d = q->device;
     const fab_reduce *reduce = s->reduce;
-    const fab_call *call = s->reduce_call;
+    const fab_copy *copy = s->copy;
+    const fab_call *call = s->put_off_call;
 
     s->reduce = NULL;
-    return cuda_launch_reduce(q->device->kernels, s->handle, reduce, call->args, call->accumulate, call->alpha,
-                              reduce->ctas, s->done, words, n, value);
+    s->copy = NULL;
+    if (copy)
+        return cuda_launch_copy(d->kernels, s->handle, copy, call->args, d->same_gpu[copy->rank],
+                                copy->ctas ? copy->ctas : COPY_CTAS, posts, posted);
+    *posted = true;
+    return cuda_launch_reduce(d->kernels, s->handle, reduce, call->args, call->accumulate, call->alpha, reduce->ctas, posts);
 }
 
 int cuda_flush(fab_queue *q, cuda_stream *s)
 {
     const cuda_driver *driver = q->device->driver;
     uint32_t n = s->n_ops;
+    bool posted;
 
-    if (s->reduce)
-        return launch_reduce(q, s, NULL, 0, 0);
+    if (put_off(s))
+        return launch(q, s, NULL, &posted);
     s->n_ops = 0;
     return n ? cuda_check(driver, driver->StreamBatchMemOp(s->handle, n, s->ops, 0), "cuStreamBatchMemOp") : TIDE_OK;
 }
@@ -86,7 +99,7 @@ int cuda_room(fab_queue *q, cuda_stream *s, uint32_t weight)
 /* Room for n stream operations that go out together. */
 static int gather(fab_queue *q, cuda_stream *s, uint32_t n)
 {
-    return s->reduce || s->n_ops + n > CUDA_OPS ? cuda_flush(q, s) : TIDE_OK;
+    return put_off(s) || s->n_ops + n > CUDA_OPS ? cuda_flush(q, s) : TIDE_OK;
 }
 
 static void put_op(cuda_stream *s, int operation, cu_ptr address, uint64_t value, unsigned flags)
@@ -145,13 +158,16 @@ int cuda_signal(fab_queue *q, uint32_t stream, fab_call *call, const fab_post *p
     cu_ptr words[KERNEL_MAX_POSTS];
     uint64_t values[POSTS];
     uint32_t count = 0;
+    bool posted = false;
     int status = cuda_enter(q);
 
     (void)call;
-    if (status == TIDE_OK && s->reduce && n <= KERNEL_MAX_POSTS) {
-        for (; count < n; count++)
-            words[count] = cuda_address(posts[count].word);
-        return launch_reduce(q, s, words, n, value);
+    if (status == TIDE_OK && put_off(s) && n <= KERNEL_MAX_POSTS) {
+        for (uint32_t i = 0; i < n; i++)
+            words[i] = cuda_address(posts[i].word);
+        status = launch(q, s, &(launch_posts){s->done, words, n, value}, &posted);
+        if (posted)
+            return status;
     }
     for (uint32_t i = 0; i < n && status == TIDE_OK; i++) {
         if (posts[i].rank == d->face.rank) {
@@ -274,7 +290,6 @@ static uint32_t commands_of(const fab_copy *copy)
 
 int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *copy)
 {
-    cuda_device *d = q->device;
     cuda_stream *s = &q->streams[stream];
     int status = cuda_enter(q);
 
@@ -282,10 +297,12 @@ int cuda_copy(fab_queue *q, uint32_t stream, fab_call *call, const fab_copy *cop
         status = cuda_room(q, s, commands_of(copy));
     if (status == TIDE_OK)
         status = cuda_flush(q, s);
+    if (status != TIDE_OK)
+        return status;
+    s->copy = copy;
+    s->put_off_call = call;
     s->behind_work = 1;
-    return status == TIDE_OK ? cuda_launch_copy(d->kernels, s->handle, copy, call->args, d->same_gpu[copy->rank],
-                                                copy->ctas ? copy->ctas : COPY_CTAS)
-                             : status;
+    return TIDE_OK;
 }
 
 int cuda_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce *reduce)
@@ -300,7 +317,7 @@ int cuda_reduce(fab_queue *q, uint32_t stream, fab_call *call, const fab_reduce 
     if (status != TIDE_OK)
         return status;
     s->reduce = reduce;
-    s->reduce_call = call;
+    s->put_off_call = call;
     s->behind_work = 1;
     return TIDE_OK;
 }

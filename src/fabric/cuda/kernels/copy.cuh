@@ -1,10 +1,10 @@
 /*
- * copy.cuh - strided rows: bytes, casts, fills.
+ * copy.cuh - strided rows: bytes, casts, fills; within the GPU or to a peer, whose memory takes plain and bulk stores alike.
  */
 #ifndef TIDE_CUDA_COPY_CUH
 #define TIDE_CUDA_COPY_CUH
 
-#include "fabric/cuda/kernels/device.cuh"
+#include "fabric/cuda/kernels/posts.cuh"
 
 typedef struct row_piece {
     uint32_t run, items;
@@ -74,11 +74,12 @@ __device__ static void copy_plain(const kernel_copy &p)
             break;
         }
     }
+    post<true>(p.posts);
 }
 
-/* Every run is made of 16-byte units, none is a fill. One thread a warp: loads run AHEAD tiles before the stores; a slot
- * is loaded again when the store that reads it is not among the latest one. */
-__device__ static void copy_bulk(const kernel_copy &p)
+/* One thread a warp: loads run AHEAD tiles before the stores; a slot is loaded again when the store that reads it is not
+ * among the latest one. */
+__device__ static void copy_tiles(const kernel_copy &p)
 {
     constexpr uint32_t SLOTS = KERNEL_COPY_SLOTS, AHEAD = SLOTS - 1;
     extern __shared__ __align__(128) unsigned char shared[];
@@ -89,8 +90,6 @@ __device__ static void copy_bulk(const kernel_copy &p)
     uint32_t from = 0, to = 0, parity = 0;
     row_piece w = {0, 0, 0, 0}, ahead = w;
 
-    if (threadIdx.x & 31)
-        return;
     for (uint32_t i = 0; i < SLOTS; i++)
         barrier_init(barriers + i * KERNEL_BARRIER_BYTES);
     barriers_ready();
@@ -112,6 +111,14 @@ __device__ static void copy_bulk(const kernel_copy &p)
         }
     }
     bulk_stores_done();
+}
+
+/* Every run is made of 16-byte units, none is a fill. */
+__device__ static void copy_bulk(const kernel_copy &p)
+{
+    if ((threadIdx.x & 31) == 0)
+        copy_tiles(p);
+    post<true>(p.posts);
 }
 
 /* ---- casts ----------------------------------------------------------------------------------- */
@@ -156,6 +163,7 @@ template <int FROM, int TO> __device__ static void copy_cast(const kernel_copy &
         for (uint32_t i = 4 * fours + lane; i < w.items; i += 32)
             dst[i] = fill ? to{} : cast<FROM, TO>(src[i]);
     }
+    post<true>(p.posts);
 }
 
 #endif

@@ -78,9 +78,11 @@ template <int N> __device__ static inline void bulk_stores_read()
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
+/* Until they are done, and ordered before what the thread does next: they are made by another proxy than its own stores. */
 __device__ static inline void bulk_stores_done()
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 /* ---- global memory, by an address that the compiler takes for nothing else --------------------- */

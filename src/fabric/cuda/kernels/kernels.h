@@ -30,17 +30,23 @@ typedef struct kernel_source {
     uint64_t at, row_pitch;
 } kernel_source;
 
+/* Words that get `value` after all results of the launch are visible to every rank and no source is read any more. done:
+ * counter in device memory, zero before and after, by which the last CTA is known. */
+typedef struct kernel_posts {
+    uint64_t done, value;
+    uint32_t n, unused;
+    uint64_t words[KERNEL_MAX_POSTS];
+} kernel_posts;
+
 /* Sum of a segment's sources in their order, in fp32, starting with the first (none: +0). beta: fab_beta without
- * FAB_BETA_CALL. posts: words that get post_value after all results of the launch are visible to every rank and no
- * source is read any more. done: counter in device memory, zero before and after, by which the last CTA is known. */
+ * FAB_BETA_CALL. */
 typedef struct kernel_reduce {
-    uint64_t done, post_value;
-    uint32_t n_segments, n_tiles, n_posts;
+    kernel_posts posts;
+    uint32_t n_segments, n_tiles;
     int32_t beta;
     float alpha;
     uint32_t tile_elems;
-    uint32_t slots, unused; /* slots: of the ring, a warp; a slot holds one tile of one source */
-    uint64_t posts[KERNEL_MAX_POSTS];
+    uint32_t slots; /* of the ring, a warp; a slot holds one tile of one source */
     kernel_segment segments[KERNEL_SEGMENTS];
     kernel_source sources[KERNEL_SOURCES];
 } kernel_reduce;
@@ -52,6 +58,7 @@ typedef struct kernel_run {
     uint32_t rows, tile, row_tiles, unit;
 } kernel_run;
 typedef struct kernel_copy {
+    kernel_posts posts;
     uint32_t n_runs, n_tiles;
     uint32_t src_item, dst_item; /* bytes of an item; both 1 where no cast is done */
     uint64_t tile_items;
@@ -101,7 +108,8 @@ enum {
     KERNEL_FAT_ADD_WARPS = 8,
     KERNEL_RING_SOURCES = 32, /* at most, of a sum in a ring */
     KERNEL_PLAIN_WARPS = 16, /* of every other */
-    KERNEL_PLAIN_TILE = 1024, /* elements of a sum, items of a cast, 16-byte units of a copy */
+    KERNEL_PLAIN_TILE = 1024, /* elements of a sum, items of a cast */
+    KERNEL_COPY_TILE = 4096,  /* bytes of a plain copy */
     KERNEL_COPY_SLOT = 4096, /* tile_items of a bulk copy */
     KERNEL_COPY_SLOTS = 3,   /* a warp */
     KERNEL_COPY_WARPS = 9, /* two CTAs an SM: a matrix product of one wave leaves few SMs free */

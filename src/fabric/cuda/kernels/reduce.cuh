@@ -13,32 +13,7 @@
 #ifndef TIDE_CUDA_REDUCE_CUH
 #define TIDE_CUDA_REDUCE_CUH
 
-#include "fabric/cuda/kernels/device.cuh"
-
-/* ---- the end: posts -------------------------------------------------------------------------- */
-
-/* Every CTA of the launch ends with this. Results of all CTAs become visible before the posts do: each CTA's first
- * thread, after the barrier, orders what its CTA wrote before its count; the last CTA's posts are ordered after all counts.
- */
-__device__ static void post(const kernel_reduce &p)
-{
-    bool last = false;
-    if (p.n_posts == 0)
-        return;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t *done = (uint32_t *)p.done;
-        __threadfence();
-        last = atomicAdd(done, 1) == gridDim.x - 1;
-        if (last)
-            *done = 0;
-    }
-    if (!__syncthreads_or(last))
-        return;
-    __threadfence_system();
-    for (uint32_t i = threadIdx.x; i < p.n_posts; i += blockDim.x)
-        post_word(p.posts[i], p.post_value);
-}
+#include "fabric/cuda/kernels/posts.cuh"
 
 __device__ static inline float finish(const kernel_reduce &p, float old, float sum)
 {
@@ -95,7 +70,7 @@ template <int DTYPE> __device__ static void reduce_plain(const kernel_reduce &p)
         w.elems = (uint32_t)min((uint64_t)p.tile_elems, s.elems - w.column);
         sum_elements<DTYPE>(p, w, threadIdx.x & 31);
     }
-    post(p);
+    post<false>(p.posts);
 }
 
 /* ---- the ring: what is loaded ---------------------------------------------------------------- */
@@ -338,7 +313,7 @@ template <int DTYPE, int SLOT, bool ADD> __device__ static void reduce_ring(cons
                 store_results(dst + i * 512, acc[i], mine - i * 128);
         }
     }
-    post(p);
+    post<false>(p.posts);
 }
 
 #endif

@@ -36,6 +36,12 @@ static void finish(uint64_t dst, int beta, float alpha, float sum)
     store(dst, TIDE_F32, sum);
 }
 
+static void post(const kernel_posts *p)
+{
+    for (uint32_t i = 0; i < p->n; i++)
+        __atomic_store_n((uint64_t *)(uintptr_t)p->words[i], p->value, __ATOMIC_RELEASE);
+}
+
 static void reduce(const kernel_reduce *p, int dtype)
 {
     uint32_t item = tide_dtype_bytes(dtype);
@@ -54,8 +60,7 @@ static void reduce(const kernel_reduce *p, int dtype)
             }
         }
     }
-    for (uint32_t i = 0; i < p->n_posts; i++)
-        __atomic_store_n((uint64_t *)(uintptr_t)p->posts[i], p->post_value, __ATOMIC_RELEASE);
+    post(&p->posts);
 }
 
 void cuda_multimem_reduce_twin(const kernel_multimem *p, const uint64_t *memories, uint32_t n)
@@ -89,6 +94,7 @@ static void copy(const kernel_copy *p, int from, int to)
             }
         }
     }
+    post(&p->posts);
 }
 
 static void copy_bytes(const void *p) { copy(p, TIDE_OPAQUE, TIDE_OPAQUE); }

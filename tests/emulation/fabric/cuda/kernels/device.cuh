@@ -3,7 +3,8 @@
  * threads that meet where a warp or a CTA does, CTAs run one after the other.
  *
  * A bulk load poisons its slot when it is issued and arrives when its barrier is waited for: who reads a slot too early, or
- * has it loaded again while somebody still reads it, computes something else. Alignment and byte counts are checked.
+ * has it loaded again while somebody still reads it, computes something else. A bulk store reads its slot when that is waited
+ * for, and writes when its end is. Alignment and byte counts are checked. At a post the test looks whether all is there.
  */
 #ifndef TIDE_CUDA_DEVICE_CUH
 #define TIDE_CUDA_DEVICE_CUH
@@ -15,8 +16,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 extern "C" {
 #include "fabric/cuda/kernels/kernels.h"
@@ -123,13 +127,30 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity)
         a->phase++;
     }
 }
+struct departure {
+    uint64_t to;
+    uint32_t from, bytes;
+    std::vector<unsigned char> read; /* empty: not yet */
+};
+inline thread_local std::deque<departure> departures;
 inline void bulk_store(uint64_t to, uint32_t from, uint32_t bytes)
 {
     REQUIRE(to % 16 == 0 && from % 16 == 0 && bytes % 16 == 0, "a bulk copy of %u bytes to %llx", bytes, (unsigned long long)to);
-    std::memcpy((void *)to, shared + from, bytes);
+    departures.push_back({to, from, bytes, {}});
 }
-template <int N> inline void bulk_stores_read() {}
-inline void bulk_stores_done() {}
+template <int N> inline void bulk_stores_read()
+{
+    for (size_t i = 0; i + N < departures.size(); i++)
+        if (departures[i].read.empty())
+            departures[i].read.assign(shared + departures[i].from, shared + departures[i].from + departures[i].bytes);
+}
+inline void bulk_stores_done()
+{
+    bulk_stores_read<0>();
+    for (const departure &d : departures)
+        std::memcpy((void *)d.to, d.read.data(), d.bytes);
+    departures.clear();
+}
 
 /* ---- global memory ---- */
 
@@ -161,7 +182,12 @@ inline float4 multimem_load_add(uint64_t at)
     }
     return sum;
 }
-inline void post_word(uint64_t at, uint64_t value) { *(uint64_t *)at = value; }
+inline std::function<void()> at_post;
+inline void post_word(uint64_t at, uint64_t value)
+{
+    at_post();
+    *(uint64_t *)at = value;
+}
 
 /* ---- formats: fp16 is left to the GPU ---- */
 
@@ -176,12 +202,14 @@ template <> struct format<TIDE_F32> {
     typedef float type;
     static constexpr int bytes = 4;
     static float widen(float v) { return v; }
+    static float narrow(float v) { return v; }
 };
 template <> struct format<TIDE_BF16> {
     typedef uint16_t type;
     static constexpr int bytes = 2;
     static float widen(uint16_t v) { return bits_float((uint32_t)v << 16); }
 };
+template <int DTYPE> inline float widen_exact(typename format<DTYPE>::type v) { return format<DTYPE>::widen(v); }
 template <int DTYPE> struct four;
 template <> struct four<TIDE_F32> {
     typedef float4 type;
