@@ -120,17 +120,9 @@ $(UNIT:%=%.run): %.run: %
 # Everything, with the compilers and sanitizers that are here: scripts/test.sh says what it skips. PYTHON=... picks the interpreter.
 test:
 	@sh scripts/test.sh
-# What takes tens of minutes: more random plans, every named plan, every mutant, more orders, thousands of configurations.
+# The nightly amounts: more random plans, every named plan, every mutant, more orders, tens of thousands of calls.
 test-long: units cli
-	$(BUILD)/tests/test_verify 20000 2001
-	$(BUILD)/tests/test_mutants 400
-	$(BUILD)/tests/test_cuda 5000
-	$(BUILD)/tests/test_mutants_real 100000 200
-	$(BUILD)/tests/test_link_size 1000
-	$(BUILD)/tide check --calls 40000
-	$(BUILD)/tests/test_faults --kills 1000 2
-	$(BUILD)/tide verify
-	$(BUILD)/tide verify --mutate
+	@BUILD=$(BUILD) sh scripts/test_long.sh $(ONLY)
 # A Python with torch and the test packages; .venv when PYTHON has them not.
 venv:
 	@sh scripts/python.sh

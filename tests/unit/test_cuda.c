@@ -81,6 +81,7 @@ static void test_seeds(void **state)
         assert_fine(&j);
     }
     launch_costs[1].kernel_start = usual;
+    printf("%llu worlds, all right\n", (unsigned long long)seeds);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

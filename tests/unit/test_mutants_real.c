@@ -4,7 +4,7 @@
  * mutant and class of report some seed gives wrong bytes, a stuck wait, or a call that is refused or fails for a wrong
  * tag; the plans themselves never do.
  *
- * usage: test_mutants_real [SEEDS [TRIES]]   SEEDS: runs of each plan (default 400); TRIES: of a reported mutant
+ * usage: test_mutants_real [SEEDS [TRIES]]   SEEDS: runs of each plan (default 3400); TRIES: of a reported mutant
  * (default 24)
  */
 #include <setjmp.h>
@@ -21,7 +21,7 @@
 #include "engine/engine.h"
 #include "schedule/proof.h"
 
-static uint32_t n_seeds = SANITIZED ? 100 : 400, n_tries = 24;
+static uint32_t n_seeds = SANITIZED ? 100 : 3400, n_tries = 24;
 
 enum {
     MAX_RANKS = 4,
@@ -391,7 +391,7 @@ static void reports_are_real(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_are_right), cmocka_unit_test(reports_are_real)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(reports_are_real), cmocka_unit_test(plans_are_right)};
     if (argc > 1)
         n_seeds = (uint32_t)strtoul(argv[1], NULL, 10);
     if (argc > 2)
