@@ -166,7 +166,7 @@ static void copies(uint32_t rounds)
             all = r.src | r.dst | r.width | r.src_pitch | r.dst_pitch;
             for (r.unit = 16; all % r.unit;)
                 r.unit /= 2;
-            r.tile = p.n_tiles;
+            p.tiles[p.n_runs] = p.n_tiles;
             r.row_tiles = (uint32_t)((r.width + p.tile_items - 1) / p.tile_items);
             p.n_tiles += r.row_tiles * r.rows;
             for (uint32_t row = 0; row < r.rows; row++)
@@ -237,7 +237,7 @@ int main(int argc, char **argv)
             used = (s.dst - (uint64_t)dst + s.dst_pitch * s.rows + 67) & ~UINT64_C(3);
             s.n_sources = draw(6) ? draw(5) : draw(KERNEL_RING_SOURCES + 1);
             s.first_source = sources;
-            s.tile = p.n_tiles;
+            p.tiles[p.n_segments] = p.n_tiles;
             s.row_tiles = (uint32_t)((s.elems + p.tile_elems - 1) / p.tile_elems);
             p.n_tiles += s.row_tiles * s.rows;
             for (uint32_t k = 0; k < s.n_sources; k++) {

@@ -84,7 +84,7 @@ static cu_result launch_kernel(cu_function function, unsigned gx, unsigned gy, u
         uint32_t tiles = 0;
         for (uint32_t i = 0; i < p->n_segments; i++) {
             const kernel_segment *s = &p->segments[i];
-            assert_int_equal(s->tile, tiles);
+            assert_int_equal(p->tiles[i], tiles);
             assert_int_equal(s->row_tiles, tide_ceil_div(s->elems, p->tile_elems));
             assert_true(s->first_source + s->n_sources <= KERNEL_SOURCES);
             tiles += s->row_tiles * s->rows;
@@ -99,7 +99,7 @@ static cu_result launch_kernel(cu_function function, unsigned gx, unsigned gy, u
         uint32_t tiles = 0;
         for (uint32_t i = 0; i < p->n_runs; i++) {
             const kernel_run *r = &p->runs[i];
-            assert_int_equal(r->tile, tiles);
+            assert_int_equal(p->tiles[i], tiles);
             tiles += r->row_tiles * r->rows;
             if (strcmp(function->name, "tide_copy_bulk") == 0)
                 assert_true(r->src && r->src % 16 == 0 && r->dst % 16 == 0 && r->width % 16 == 0);
@@ -429,7 +429,7 @@ static void test_copies_equal_the_host(void **state)
         fill(out, 4 * ROOM);
         memcpy(naive, out, 4 * ROOM);
         memset(&seen, 0, sizeof seen);
-        launch_costs[0].kernel_start = launch_costs[1].kernel_start = draw(2) ? 1e9 : 5; /* batches are small */
+        launch_costs[0].kernel_weight = launch_costs[1].kernel_weight = draw(2) ? 1e9 : 1; /* batches are small */
         assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, (int)draw(2), draw(17),
                                           &(launch_posts){(uintptr_t)&done, posts, n_posts, 7}, &posted), TIDE_OK);
         host_naive_copy(&twin, &call);
@@ -450,7 +450,7 @@ static void test_copies_equal_the_host(void **state)
     cuda_kernels_unload(k, false);
 }
 
-/* More runs than a struct holds, of two kernels: the posts with the last launch, and with none where one fails. */
+/* More runs than a struct holds: the posts with the last launch, and with none where one fails. */
 static void test_copies_are_split(void **state)
 {
     enum { N = 2 * KERNEL_RUNS + 10, WIDE = 512, TOO_MANY = KERNEL_MAX_POSTS + 1 };
@@ -468,21 +468,21 @@ static void test_copies_are_split(void **state)
     fill(src, N * WIDE);
     for (uint32_t i = 0; i < TOO_MANY; i++)
         posts[i] = (uintptr_t)&words[i];
-    for (uint32_t i = 0; i < N; i++) /* every second one is not the bulk kernel's */
-        runs[i] = (fab_run){at(src + i * WIDE), at(dst + i * WIDE), i % 2 ? WIDE - 1 : WIDE - 16, 1, 0, 0};
+    for (uint32_t i = 0; i < N; i++)
+        runs[i] = (fab_run){at(src + i * WIDE), at(dst + i * WIDE), WIDE - 1 - i % 2, 1, 0, 0}; /* unequal neighbours */
     for (int peer = 0; peer < 2; peer++) {
         memset(dst, 0, N * WIDE);
         memset(words, 0, sizeof words);
         memset(&seen, 0, sizeof seen);
         assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, !peer, 16, &to, &posted), TIDE_OK);
-        assert_true(posted && seen.launches == 4 && seen.copies_with_posts == 1 && seen.last_posts == KERNEL_MAX_POSTS);
+        assert_true(posted && seen.launches == 3 && seen.copies_with_posts == 1 && seen.last_posts == KERNEL_MAX_POSTS);
         for (uint32_t i = 0; i < N; i++)
             assert_memory_equal(dst + i * WIDE, src + i * WIDE, runs[i].width);
         for (uint32_t i = 0; i < TOO_MANY; i++)
             assert_int_equal(words[i], i < KERNEL_MAX_POSTS ? 3 : 0);
     }
     memset(words, 0, sizeof words);
-    for (uint32_t i = 1; i <= 4; i++) {
+    for (uint32_t i = 1; i <= 3; i++) {
         memset(&seen, 0, sizeof seen);
         seen.fail_launch = i;
         assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, &to, &posted), TIDE_ERR_SYSTEM);
@@ -505,27 +505,77 @@ static void test_copies_are_split(void **state)
 static void test_costs(void **state)
 {
     enum { KIB = 1 << 10, MIB = 1 << 20 };
-    static const struct { int peer; uint32_t descriptors; uint64_t bytes; uint32_t unit, ctas; bool kernel; } cases[] = {
+    static const struct { int peer; uint32_t descriptors; uint64_t bytes; uint32_t unit, ctas; bool mixed, kernel; } cases[] = {
         /* to a peer: little in many pieces is a kernel's */
-        {1, 30, 1 * MIB, 16, 16, true}, {1, 30, 4 * MIB, 16, 16, true}, {1, 30, 8 * MIB, 16, 16, true},
-        {1, 30, 16 * MIB, 16, 16, false}, {1, 30, 512u * MIB, 16, 16, false},
-        {1, 16, 4 * MIB, 16, 16, true}, {1, 16, 16 * MIB, 16, 16, false}, {1, 10, 3 * MIB, 16, 16, true},
-        {1, 10, 8 * MIB, 16, 16, false},
+        {1, 30, 1 * MIB, 16, 16, false, true}, {1, 30, 4 * MIB, 16, 16, false, true}, {1, 30, 8 * MIB, 16, 16, false, true},
+        {1, 30, 16 * MIB, 16, 16, false, false}, {1, 30, 512u * MIB, 16, 16, false, false},
+        {1, 16, 4 * MIB, 16, 16, false, true}, {1, 16, 16 * MIB, 16, 16, false, false}, {1, 10, 3 * MIB, 16, 16, false, true},
+        {1, 10, 8 * MIB, 16, 16, false, false},
         /* one piece: only a small one */
-        {1, 1, 64 * KIB, 16, 16, true}, {1, 1, 512 * KIB, 16, 16, true}, {1, 1, 1 * MIB, 16, 16, false},
-        {1, 1, 32 * MIB, 16, 132, false},
+        {1, 1, 64 * KIB, 16, 16, false, true}, {1, 1, 512 * KIB, 16, 16, false, true}, {1, 1, 1 * MIB, 16, 16, false, false},
+        {1, 1, 32 * MIB, 16, 132, false, false},
         /* few CTAs and small units are slow */
-        {1, 16, 4 * MIB, 16, 1, false}, {1, 16, 256 * KIB, 16, 1, true}, {1, 30, 4 * MIB, 2, 16, false},
-        {1, 30, 1 * MIB, 2, 16, true},
+        {1, 16, 4 * MIB, 16, 1, false, false}, {1, 16, 256 * KIB, 16, 1, false, true}, {1, 30, 4 * MIB, 2, 16, false, false},
+        {1, 30, 1 * MIB, 2, 16, false, true},
+        /* who has to launch a kernel anyway */
+        {1, 3, 2 * MIB, 16, 16, false, false}, {1, 3, 2 * MIB, 16, 16, true, true}, {1, 3, 8 * MIB, 16, 16, true, false},
         /* within the GPU */
-        {0, 1, 1 * MIB, 16, 16, false}, {0, 1, 512u * MIB, 16, 132, false}, {0, 2, 64 * KIB, 16, 16, true},
-        {0, 30, 32 * MIB, 16, 16, true}, {0, 30, 512u * MIB, 16, 16, false}, {0, 30, 32 * MIB, 16, 1, false},
+        {0, 1, 1 * MIB, 16, 16, false, false}, {0, 1, 512u * MIB, 16, 132, false, false}, {0, 2, 64 * KIB, 16, 16, false, true},
+        {0, 30, 32 * MIB, 16, 16, false, true}, {0, 30, 512u * MIB, 16, 16, false, false}, {0, 30, 32 * MIB, 16, 1, false, false},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (launch_by_kernel(&launch_costs[cases[i].peer], cases[i].descriptors, cases[i].bytes, cases[i].unit, cases[i].ctas) !=
-            cases[i].kernel)
+        if (launch_by_kernel(&launch_costs[cases[i].peer], cases[i].descriptors, cases[i].bytes, cases[i].mixed, cases[i].unit,
+                             cases[i].ctas) != cases[i].kernel)
             fail_msg("case %zu: %s, expected the other", i, cases[i].kernel ? "copy engine" : "kernel");
+}
+
+/* Of a small batch one kernel takes all, with rows that alone would be the other's; of a large one each what suits it. */
+static void test_one_kernel_or_two(void **state)
+{
+    enum { LARGE = 6 << 20, RUNS = 4 };
+    static const struct { uint64_t wide, narrow, unit; bool fill; uint32_t launches; const char *last; } cases[] = {
+        {8192, 208, 16, false, 1, "tide_copy_bulk"},  {8192, 208, 8, false, 1, "tide_copy_plain"},
+        {208, 16, 16, false, 1, "tide_copy_plain"},   {8192, 208, 16, true, 1, "tide_copy_plain"},
+        {LARGE, 208, 16, false, 2, "tide_copy_plain"},
+    };
+    cuda_kernels *k = open_kernels();
+    unsigned char *src = aligned_alloc(64, RUNS * (LARGE + 64)), *dst = aligned_alloc(64, RUNS * (LARGE + 64));
+    const launch_cost to_peer = launch_costs[1];
+    fab_run runs[RUNS];
+    fab_copy copy = {.runs = runs, .n_runs = RUNS, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE};
+    uint64_t word;
+    uint32_t done = 0;
+    const cu_ptr post = (uintptr_t)&word;
+    bool posted;
+    (void)state;
+    fill(src, RUNS * (LARGE + 64));
+    launch_costs[1].engine_start = 1e9;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        word = 0;
+        for (uint32_t r = 0; r < RUNS; r++) /* at unequal distances */
+            runs[r] = (fab_run){at(src + r * LARGE + 16 * r * r), at(dst + r * LARGE + cases[i].unit * (r != 1)),
+                                r % 2 ? cases[i].wide : cases[i].narrow, 1, 0, 0};
+        runs[2].src.zero = cases[i].fill;
+        memset(dst, 1, RUNS * (LARGE + 64));
+        memset(&seen, 0, sizeof seen);
+        assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 16, &(launch_posts){(uintptr_t)&done, &post, 1, 5}, &posted),
+                         TIDE_OK);
+        assert_int_equal(seen.launches, cases[i].launches);
+        assert_string_equal(seen.last_kernel, cases[i].last);
+        assert_true(posted && word == 5 && seen.copies_with_posts == 1);
+        for (uint32_t r = 0; r < RUNS; r++) {
+            const unsigned char *to = (const unsigned char *)runs[r].dst.base;
+            if (runs[r].src.zero)
+                assert_true(to[0] == 0 && to[runs[r].width - 1] == 0 && to[runs[r].width] == 1);
+            else
+                assert_memory_equal(to, (const unsigned char *)runs[r].src.base, runs[r].width);
+        }
+    }
+    launch_costs[1] = to_peer;
+    free(dst);
+    free(src);
+    cuda_kernels_unload(k, false);
 }
 
 /* The same through a launch: as many unequal runs to a peer. */
@@ -572,7 +622,7 @@ static void test_choices(void **state)
     fab_copy copy = {.runs = runs, .n_runs = MANY, .src_dtype = TIDE_BF16, .dst_dtype = TIDE_BF16};
     (void)state;
 
-    launch_costs[1].kernel_start = 1e9;
+    launch_costs[1].kernel_weight = 1e9;
     /* Unequal runs to a peer: batches of descriptors. */
     for (uint32_t i = 0; i < MANY; i++)
         runs[i] = (fab_run){at(src + 2 * WIDE * i), at(dst + 2 * WIDE * i), 100 + i, 1, 0, 0};
@@ -783,6 +833,7 @@ int main(void)
         cmocka_unit_test(test_shapes),              cmocka_unit_test(test_copies_equal_the_host),
         cmocka_unit_test(test_copies_are_split),    cmocka_unit_test(test_costs),
         cmocka_unit_test(test_pieces_to_a_peer),    cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_one_kernel_or_two),
         cmocka_unit_test(test_multicast_copies),    cmocka_unit_test(test_switch_sums),
         cmocka_unit_test(test_loading),
     };

@@ -11,7 +11,8 @@ enum {
     NARROW_ROW = 4 << 10,     /* narrower rows are slow on a copy engine */
     SHORT_ROW = 64,           /* elements of a sum */
     MERGE_FROM = 3,           /* fewer neighbours stay descriptors of their own */
-    ENGINE_FILLS = 2          /* more fills than these are one kernel */
+    ENGINE_FILLS = 2,         /* more fills than these are one kernel */
+    ONE_LAUNCH = 8 << 20      /* bytes; up to them a second kernel costs more than the better one for each run saves */
 };
 
 /* Measured on H200s with driver 580, 2026-11-29 and 30.
@@ -31,13 +32,14 @@ launch_cost launch_costs[2] = {
      .kernel_start = 4, .kernel_cta_rate = 40e3, .kernel_rate = 390e3, .kernel_weight = 2},
 };
 
-bool launch_by_kernel(const launch_cost *cost, uint64_t descriptors, uint64_t bytes, uint32_t unit, uint32_t ctas)
+bool launch_by_kernel(const launch_cost *cost, uint64_t descriptors, uint64_t bytes, bool mixed, uint32_t unit, uint32_t ctas)
 {
     double rate = cost->kernel_cta_rate * ctas * unit / 16, b = (double)bytes;
 
     if (rate > cost->kernel_rate)
         rate = cost->kernel_rate;
-    return cost->engine_start + (double)descriptors * cost->engine_descriptor + b / cost->engine_rate >
+    return cost->engine_start + (double)descriptors * cost->engine_descriptor + b / cost->engine_rate +
+               (mixed ? cost->kernel_start : 0) >
            cost->kernel_start + cost->kernel_weight * b / rate;
 }
 
@@ -261,6 +263,7 @@ static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_seg
         if ((status = flush_sum(k, s, NULL, NULL, 0)) != TIDE_OK)
             return status;
     }
+    p->tiles[p->n_segments] = p->n_tiles;
     to = &p->segments[p->n_segments++];
     *to = (kernel_segment){.dst = resolve(&g->dst, args),
                            .dst_pitch = g->dst_pitch,
@@ -268,7 +271,6 @@ static int pack_segment(cuda_kernels *k, const fab_reduce *reduce, const fab_seg
                            .rows = g->rows,
                            .first_source = s->used_sources,
                            .n_sources = g->n_sources,
-                           .tile = p->n_tiles,
                            .row_tiles = (uint32_t)row_tiles};
     for (uint32_t j = 0; j < g->n_sources; j++) {
         const fab_source *from = &reduce->sources[g->first_source + j];
@@ -360,6 +362,7 @@ typedef struct batch {
     uint32_t ctas;
     bool local;  /* within this GPU */
     bool kernel; /* not by copy engine, whatever the run */
+    uint32_t all; /* of the two for bytes the one for all runs; KERNEL_COUNT: for each the better one */
     bool engine; /* a copy engine has had some of it */
 } batch;
 
@@ -432,22 +435,30 @@ static uint32_t unit_of(const bytes_run *r)
     return unit;
 }
 
-/* Whether a kernel is the better way for all of it. */
-static bool kernel_is_better(const batch *b)
+/* Whether a kernel is the better way for all of it; and which. */
+static bool kernel_is_better(batch *b)
 {
-    uint64_t descriptors = 0, bytes = 0;
+    uint64_t descriptors = 0, bytes = 0, rows = 0;
     uint32_t unit = 16;
+    bool fills = false, mixed = false;
     for (uint32_t i = 0; i < b->copy->n_runs;) {
         bytes_run r;
         i += merge(b, i, &r);
         if (r.width == 0 || r.rows == 0)
             continue;
         descriptors += engine_rows(&r) ? 1 : 0;
+        mixed |= !engine_rows(&r);
         bytes += r.width * r.rows;
+        rows += r.rows;
+        fills |= !r.src;
         if (unit_of(&r) < unit)
             unit = unit_of(&r);
     }
-    return launch_by_kernel(&launch_costs[!b->local], descriptors, bytes, unit, b->ctas);
+    if (!launch_by_kernel(&launch_costs[!b->local], descriptors, bytes, mixed, unit, b->ctas))
+        return false;
+    if (bytes <= ONE_LAUNCH)
+        b->all = unit == 16 && !fills && bytes >= rows * KERNEL_BULK_ROW ? KERNEL_COPY_BULK : KERNEL_COPY_PLAIN;
+    return true;
 }
 
 static int flush_engine(cuda_kernels *k, cu_stream stream)
@@ -519,7 +530,8 @@ static int kernel_run_add(cuda_kernels *k, const batch *b, const bytes_run *r)
     uint32_t unit = unit_of(r);
     kernel_copy *p = &k->kernel;
 
-    if (b->cast == KERNEL_COUNT && unit == 16 && r->src && r->width >= KERNEL_BULK_ROW)
+    if (b->all == KERNEL_COPY_BULK || (b->all == KERNEL_COUNT && b->cast == KERNEL_COUNT && unit == 16 && r->src &&
+                                       r->width >= KERNEL_BULK_ROW))
         p = &k->bulk;
     row_tiles = tide_ceil_div(r->width, p->tile_items);
     if (!tide_mul(row_tiles, r->rows, &tiles) || tiles > INT32_MAX || r->rows > UINT32_MAX)
@@ -530,8 +542,9 @@ static int kernel_run_add(cuda_kernels *k, const batch *b, const bytes_run *r)
         if (status != TIDE_OK)
             return status;
     }
+    p->tiles[p->n_runs] = p->n_tiles;
     p->runs[p->n_runs++] = (kernel_run){r->src, r->dst, r->width, r->src_pitch, r->dst_pitch, (uint32_t)r->rows,
-                                        p->n_tiles, (uint32_t)row_tiles, unit};
+                                        (uint32_t)row_tiles, unit, 0};
     p->n_tiles += (uint32_t)tiles;
     return TIDE_OK;
 }
@@ -600,10 +613,11 @@ static int multicast_runs(cuda_kernels *k, batch *b)
 int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, const void *const *args,
                      int device_local, uint32_t ctas, const launch_posts *posts, bool *posted)
 {
-    batch b = {.stream = stream, .copy = copy, .args = args, .ctas = ctas ? ctas : 1, .local = device_local != 0};
+    batch b = {.stream = stream, .copy = copy, .args = args, .ctas = ctas ? ctas : 1, .all = KERNEL_COUNT};
     bool post;
     int status;
 
+    b.local = device_local != 0;
     b.cast = cast_kernel(copy->src_dtype, copy->dst_dtype);
     b.kernel = b.cast == KERNEL_COUNT && !copy->multicast && kernel_is_better(&b);
     k->n_batch = k->kernel.n_runs = k->kernel.n_tiles = k->bulk.n_runs = k->bulk.n_tiles = 0;

@@ -5,19 +5,18 @@
 #define TIDE_CUDA_COPY_CUH
 
 #include "fabric/cuda/kernels/posts.cuh"
+#include "fabric/cuda/kernels/tiles.cuh"
 
 typedef struct row_piece {
     uint32_t run, items;
     uint64_t src, dst;
 } row_piece;
 
-/* As in reduce.cuh: ascending tiles, the search goes on from w->run. */
 __device__ static inline void find_piece(const kernel_copy &p, uint32_t tile, row_piece *w)
 {
-    while (w->run + 1 < p.n_runs && tile >= p.runs[w->run + 1].tile)
-        w->run++;
+    w->run = part_of(p.tiles, p.n_runs, w->run, tile);
     const kernel_run &r = p.runs[w->run];
-    uint32_t in_row = tile - r.tile, row = 0;
+    uint32_t in_row = tile - p.tiles[w->run], row = 0;
     if (r.rows > 1) {
         row = in_row / r.row_tiles;
         in_row -= row * r.row_tiles;

@@ -6,7 +6,8 @@
  * that needs more rows than one struct holds is several launches.
  *
  * Work is counted in tiles, pieces of one row. Tiles are numbered over the whole launch: those of a segment (or run)
- * follow each other row by row, and `tile` is the number of its first.
+ * follow each other row by row, and tiles[i] is the number of its first. These numbers lie side by side: every warp looks
+ * through them, in a constant memory that is cold.
  */
 #ifndef TIDE_CUDA_KERNELS_H
 #define TIDE_CUDA_KERNELS_H
@@ -24,7 +25,7 @@ enum {
 /* A block of rows x elems fp32 results; pitches in bytes. Addresses and pitches are multiples of their items. */
 typedef struct kernel_segment {
     uint64_t dst, dst_pitch, elems;
-    uint32_t rows, first_source, n_sources, tile, row_tiles;
+    uint32_t rows, first_source, n_sources, row_tiles;
 } kernel_segment;
 typedef struct kernel_source {
     uint64_t at, row_pitch;
@@ -47,6 +48,7 @@ typedef struct kernel_reduce {
     float alpha;
     uint32_t tile_elems;
     uint32_t slots; /* of the ring, a warp; a slot holds one tile of one source */
+    uint32_t tiles[KERNEL_SEGMENTS];
     kernel_segment segments[KERNEL_SEGMENTS];
     kernel_source sources[KERNEL_SOURCES];
 } kernel_reduce;
@@ -55,13 +57,14 @@ typedef struct kernel_reduce {
  * divides addresses, pitches and width. */
 typedef struct kernel_run {
     uint64_t src, dst, width, src_pitch, dst_pitch;
-    uint32_t rows, tile, row_tiles, unit;
+    uint32_t rows, row_tiles, unit, unused;
 } kernel_run;
 typedef struct kernel_copy {
     kernel_posts posts;
     uint32_t n_runs, n_tiles;
     uint32_t src_item, dst_item; /* bytes of an item; both 1 where no cast is done */
     uint64_t tile_items;
+    uint32_t tiles[KERNEL_RUNS];
     kernel_run runs[KERNEL_RUNS];
 } kernel_copy;
 

@@ -14,6 +14,7 @@
 #define TIDE_CUDA_REDUCE_CUH
 
 #include "fabric/cuda/kernels/posts.cuh"
+#include "fabric/cuda/kernels/tiles.cuh"
 
 __device__ static inline float finish(const kernel_reduce &p, float old, float sum)
 {
@@ -61,10 +62,9 @@ template <int DTYPE> __device__ static void reduce_plain(const kernel_reduce &p)
     place w = {0, 0, 0, 0};
     uint32_t warps = blockDim.x >> 5;
     for (uint32_t tile = blockIdx.x * warps + (threadIdx.x >> 5); tile < p.n_tiles; tile += gridDim.x * warps) {
-        while (w.segment + 1 < p.n_segments && tile >= p.segments[w.segment + 1].tile)
-            w.segment++;
+        w.segment = part_of(p.tiles, p.n_segments, w.segment, tile);
         const kernel_segment &s = p.segments[w.segment];
-        uint32_t in_row = tile - s.tile;
+        uint32_t in_row = tile - p.tiles[w.segment];
         w.row = in_row / s.row_tiles;
         w.column = (uint64_t)(in_row - w.row * s.row_tiles) * p.tile_elems;
         w.elems = (uint32_t)min((uint64_t)p.tile_elems, s.elems - w.column);
@@ -103,11 +103,11 @@ template <int DTYPE, int SLOT> struct loads {
 
     __device__ void enter_row(const kernel_reduce &p, uint32_t lane)
     {
-        while (segment + 1 < p.n_segments && tile >= p.segments[segment + 1].tile)
-            segment++;
+        segment = part_of(p.tiles, p.n_segments, segment, tile);
         const kernel_segment &s = p.segments[segment];
-        row = s.rows > 1 ? (tile - s.tile) / s.row_tiles : 0;
-        uint32_t first = s.tile + row * s.row_tiles;
+        uint32_t first = p.tiles[segment];
+        row = s.rows > 1 ? (tile - first) / s.row_tiles : 0;
+        first += row * s.row_tiles;
         uint64_t before = (uint64_t)(tile - first) * TILE;
         end = first + s.row_tiles;
         n_sources = s.n_sources;
