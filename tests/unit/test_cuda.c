@@ -59,7 +59,7 @@ static uint64_t seeds = 48;
 static void test_seeds(void **state)
 {
     static const uint32_t shapes[][2] = {{1, 1}, {2, 2}, {2, 1}, {3, 3}, {4, 4}, {4, 2}, {4, 1}, {3, 1}};
-    const double usual = launch_costs[1].kernel_weight;
+    const double usual = launch_peer_cost.kernel_weight;
     (void)state;
     for (uint64_t seed = 0; seed < seeds; seed++) {
         const uint32_t *shape = shapes[seed % 8];
@@ -69,7 +69,7 @@ static void test_seeds(void **state)
         o.devices = 2 + (int)(seed / 8 % 3);
         o.no_batch = seed % 5 == 4;
         o.no_peer_words = seed % 3 == 2;
-        launch_costs[1].kernel_weight = seed % 4 < 2 ? usual : 1e9; /* so little goes to a peer by kernel, else by copy engine */
+        launch_peer_cost.kernel_weight = seed % 4 < 2 ? usual : 1e9; /* so little goes to a peer by kernel, else by copy engine */
         /* On a stream that they share, one rank's wait would stand before what the other one still has to record. */
         j.caller = (int)(seed % 3 == 1 && j.n_ranks > (uint32_t)o.devices ? 2 : seed % 3);
         j.options.mode = (int64_t)(seed / 4 % 2);
@@ -80,7 +80,7 @@ static void test_seeds(void **state)
         run(&j, &o);
         assert_fine(&j);
     }
-    launch_costs[1].kernel_weight = usual;
+    launch_peer_cost.kernel_weight = usual;
     printf("%llu worlds, all right\n", (unsigned long long)seeds);
 }
 

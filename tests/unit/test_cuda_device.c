@@ -271,7 +271,7 @@ static int one_of_each(gpu *g, uint32_t rank, uint32_t n_ranks)
  * of a reduce-scatter `filled` to the owner. */
 static void test_small_copies_post(void **state)
 {
-    const double usual = launch_costs[1].kernel_weight;
+    const double usual = launch_peer_cost.kernel_weight;
     uint32_t copies[2], writes[2], launches[2];
     scene s = {20000, one_of_each};
     cuda_driver counted;
@@ -287,14 +287,14 @@ static void test_small_copies_post(void **state)
         counted.LaunchKernel = count_launch;
         cuda_driver_fake(&counted);
         enqueued.copies = enqueued.writes = enqueued.launches = 0;
-        launch_costs[1].kernel_weight = engines ? 1e9 : usual;
+        launch_peer_cost.kernel_weight = engines ? 1e9 : usual;
         assert_int_equal(threads_run(RANKS, scene_body, &s), 0);
         stop();
         copies[engines] = enqueued.copies;
         writes[engines] = enqueued.writes;
         launches[engines] = enqueued.launches;
     }
-    launch_costs[1].kernel_weight = usual;
+    launch_peer_cost.kernel_weight = usual;
     assert_int_equal(copies[1] - copies[0], 2 * RANKS);
     assert_int_equal(launches[0] - launches[1], 2 * RANKS);
     assert_int_equal(writes[1] - writes[0], RANKS * (RANKS + 1));

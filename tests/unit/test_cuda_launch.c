@@ -397,7 +397,7 @@ static void test_copies_equal_the_host(void **state)
     cuda_kernels *k = open_kernels();
     unsigned char *src = malloc(4 * ROOM), *out = malloc(4 * ROOM), *naive = malloc(4 * ROOM);
     const int dtypes[] = {TIDE_F32, TIDE_BF16, TIDE_F16, TIDE_OPAQUE};
-    const launch_cost here = launch_costs[0], to_peer = launch_costs[1];
+    const launch_cost to_peer = launch_peer_cost;
     uint32_t by_kernel = 0, by_engine = 0;
     (void)state;
     fill(src, 4 * ROOM);
@@ -429,7 +429,7 @@ static void test_copies_equal_the_host(void **state)
         fill(out, 4 * ROOM);
         memcpy(naive, out, 4 * ROOM);
         memset(&seen, 0, sizeof seen);
-        launch_costs[0].kernel_weight = launch_costs[1].kernel_weight = draw(2) ? 1e9 : 1; /* batches are small */
+        launch_peer_cost.kernel_weight = draw(2) ? 1e9 : 1; /* batches are small */
         assert_int_equal(cuda_launch_copy(k, NULL, &copy, args, (int)draw(2), draw(17),
                                           &(launch_posts){(uintptr_t)&done, posts, n_posts, 7}, &posted), TIDE_OK);
         host_naive_copy(&twin, &call);
@@ -441,8 +441,7 @@ static void test_copies_equal_the_host(void **state)
             assert_int_equal(words[i], posted && i < n_posts ? 7 : 0);
         *(posted ? &by_kernel : &by_engine) += 1;
     }
-    launch_costs[0] = here;
-    launch_costs[1] = to_peer;
+    launch_peer_cost = to_peer;
     assert_true(by_kernel > 100 && by_engine > 20);
     free(naive);
     free(out);
@@ -505,27 +504,24 @@ static void test_copies_are_split(void **state)
 static void test_costs(void **state)
 {
     enum { KIB = 1 << 10, MIB = 1 << 20 };
-    static const struct { int peer; uint32_t descriptors; uint64_t bytes; uint32_t unit, ctas; bool mixed, kernel; } cases[] = {
-        /* to a peer: little in many pieces is a kernel's */
-        {1, 30, 1 * MIB, 16, 16, false, true}, {1, 30, 4 * MIB, 16, 16, false, true}, {1, 30, 8 * MIB, 16, 16, false, true},
-        {1, 30, 16 * MIB, 16, 16, false, false}, {1, 30, 512u * MIB, 16, 16, false, false},
-        {1, 16, 4 * MIB, 16, 16, false, true}, {1, 16, 16 * MIB, 16, 16, false, false}, {1, 10, 3 * MIB, 16, 16, false, true},
-        {1, 10, 8 * MIB, 16, 16, false, false},
+    static const struct { uint32_t descriptors; uint64_t bytes; uint32_t unit, ctas; bool mixed, kernel; } cases[] = {
+        /* little in many pieces is a kernel's */
+        {30, 1 * MIB, 16, 16, false, true}, {30, 4 * MIB, 16, 16, false, true}, {30, 8 * MIB, 16, 16, false, true},
+        {30, 16 * MIB, 16, 16, false, false}, {30, 512u * MIB, 16, 16, false, false},
+        {16, 4 * MIB, 16, 16, false, true}, {16, 16 * MIB, 16, 16, false, false}, {10, 3 * MIB, 16, 16, false, true},
+        {10, 8 * MIB, 16, 16, false, false},
         /* one piece: only a small one */
-        {1, 1, 64 * KIB, 16, 16, false, true}, {1, 1, 512 * KIB, 16, 16, false, true}, {1, 1, 1 * MIB, 16, 16, false, false},
-        {1, 1, 32 * MIB, 16, 132, false, false},
+        {1, 64 * KIB, 16, 16, false, true}, {1, 512 * KIB, 16, 16, false, true}, {1, 1 * MIB, 16, 16, false, false},
+        {1, 32 * MIB, 16, 132, false, false},
         /* few CTAs and small units are slow */
-        {1, 16, 4 * MIB, 16, 1, false, false}, {1, 16, 256 * KIB, 16, 1, false, true}, {1, 30, 4 * MIB, 2, 16, false, false},
-        {1, 30, 1 * MIB, 2, 16, false, true},
+        {16, 4 * MIB, 16, 1, false, false}, {16, 256 * KIB, 16, 1, false, true}, {30, 4 * MIB, 2, 16, false, false},
+        {30, 1 * MIB, 2, 16, false, true},
         /* who has to launch a kernel anyway */
-        {1, 3, 2 * MIB, 16, 16, false, false}, {1, 3, 2 * MIB, 16, 16, true, true}, {1, 3, 8 * MIB, 16, 16, true, false},
-        /* within the GPU */
-        {0, 1, 1 * MIB, 16, 16, false, false}, {0, 1, 512u * MIB, 16, 132, false, false}, {0, 2, 64 * KIB, 16, 16, false, true},
-        {0, 30, 32 * MIB, 16, 16, false, true}, {0, 30, 512u * MIB, 16, 16, false, false}, {0, 30, 32 * MIB, 16, 1, false, false},
+        {3, 2 * MIB, 16, 16, false, false}, {3, 2 * MIB, 16, 16, true, true}, {3, 8 * MIB, 16, 16, true, false},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (launch_by_kernel(&launch_costs[cases[i].peer], cases[i].descriptors, cases[i].bytes, cases[i].mixed, cases[i].unit,
+        if (launch_by_kernel(&launch_peer_cost, cases[i].descriptors, cases[i].bytes, cases[i].mixed, cases[i].unit,
                              cases[i].ctas) != cases[i].kernel)
             fail_msg("case %zu: %s, expected the other", i, cases[i].kernel ? "copy engine" : "kernel");
 }
@@ -541,7 +537,7 @@ static void test_one_kernel_or_two(void **state)
     };
     cuda_kernels *k = open_kernels();
     unsigned char *src = aligned_alloc(64, RUNS * (LARGE + 64)), *dst = aligned_alloc(64, RUNS * (LARGE + 64));
-    const launch_cost to_peer = launch_costs[1];
+    const launch_cost to_peer = launch_peer_cost;
     fab_run runs[RUNS];
     fab_copy copy = {.runs = runs, .n_runs = RUNS, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE};
     uint64_t word;
@@ -550,7 +546,7 @@ static void test_one_kernel_or_two(void **state)
     bool posted;
     (void)state;
     fill(src, RUNS * (LARGE + 64));
-    launch_costs[1].engine_start = 1e9;
+    launch_peer_cost.engine_start = 1e9;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         word = 0;
         for (uint32_t r = 0; r < RUNS; r++) /* at unequal distances */
@@ -572,7 +568,7 @@ static void test_one_kernel_or_two(void **state)
                 assert_memory_equal(to, (const unsigned char *)runs[r].src.base, runs[r].width);
         }
     }
-    launch_costs[1] = to_peer;
+    launch_peer_cost = to_peer;
     free(dst);
     free(src);
     cuda_kernels_unload(k, false);
@@ -615,14 +611,14 @@ static void test_pieces_to_a_peer(void **state)
 static void test_choices(void **state)
 {
     enum { WIDE = 64 << 10, MANY = 600 };
-    const launch_cost to_peer = launch_costs[1];
+    const launch_cost to_peer = launch_peer_cost;
     cuda_kernels *k = open_kernels();
     unsigned char *src = calloc(MANY + 1, 2 * WIDE), *dst = calloc(MANY + 1, 2 * WIDE);
     static fab_run runs[MANY];
     fab_copy copy = {.runs = runs, .n_runs = MANY, .src_dtype = TIDE_BF16, .dst_dtype = TIDE_BF16};
     (void)state;
 
-    launch_costs[1].kernel_weight = 1e9;
+    launch_peer_cost.kernel_weight = 1e9;
     /* Unequal runs to a peer: batches of descriptors. */
     for (uint32_t i = 0; i < MANY; i++)
         runs[i] = (fab_run){at(src + 2 * WIDE * i), at(dst + 2 * WIDE * i), 100 + i, 1, 0, 0};
@@ -631,7 +627,7 @@ static void test_choices(void **state)
     assert_int_equal(seen.batches, 3);
     assert_int_equal(seen.launches, 0);
 
-    /* The same within the GPU: 9 us a descriptor is more than a kernel. */
+    /* The same within the GPU: rows so narrow are a kernel's. */
     memset(&seen, 0, sizeof seen);
     assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 16, NULL, NULL), TIDE_OK);
     assert_int_equal(seen.batches + seen.copies, 0);
@@ -673,7 +669,7 @@ static void test_choices(void **state)
     assert_int_equal(seen.copies_2d, 1);
     runs[0].dst = at(dst);
 
-    /* Two neighbours are two descriptors; a large copy within the GPU is the copy engine's. */
+    /* Two neighbours are two descriptors; a wide row within the GPU is the driver's. */
     copy.n_runs = 2;
     runs[1].dst = at(dst + 2 * WIDE);
     memset(&seen, 0, sizeof seen);
@@ -684,6 +680,16 @@ static void test_choices(void **state)
     memset(&seen, 0, sizeof seen);
     assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 4, NULL, NULL), TIDE_OK);
     assert_true(seen.copies == 1 && seen.launches == 0);
+
+    /* There several wide ones are so many copies, no 2-D one and no batch; beside them narrow ones are a kernel's. */
+    copy.n_runs = 5;
+    for (uint32_t i = 0; i < 4; i++)
+        runs[i] = (fab_run){at(src + i * 48 * WIDE), at(dst + i * 64 * WIDE), 40 * WIDE / 2, 1, 0, 0};
+    runs[4] = (fab_run){at(src + 300 * WIDE), at(dst + 300 * WIDE), WIDE, 3, 3 * WIDE, 2 * WIDE};
+    memset(&seen, 0, sizeof seen);
+    assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 1, 16, NULL, NULL), TIDE_OK);
+    assert_true(seen.copies == 4 && seen.batches + seen.copies_2d == 0 && seen.launches == 1);
+    copy.n_runs = 1;
 
     /* Wide rows: 2-D. Narrow rows: a kernel. Casts: a kernel. */
     runs[0] = (fab_run){at(src), at(dst), WIDE / 2, MANY, 2 * WIDE, WIDE};
@@ -712,7 +718,7 @@ static void test_choices(void **state)
     memset(&seen, 0, sizeof seen);
     assert_int_equal(cuda_launch_copy(k, NULL, &copy, NULL, 0, 4, NULL, NULL), TIDE_OK);
     assert_true(seen.fills + seen.fills_2d == 0 && seen.launches == 1);
-    launch_costs[1] = to_peer;
+    launch_peer_cost = to_peer;
     free(dst);
     free(src);
     cuda_kernels_unload(k, false);

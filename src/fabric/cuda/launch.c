@@ -9,6 +9,7 @@ enum {
     SHARED_LIMIT = 227 << 10, /* of a CTA, compute capability 9.0 and 10.0 */
     MAX_PITCH = INT32_MAX,    /* of a 2-D copy */
     NARROW_ROW = 4 << 10,     /* narrower rows are slow on a copy engine */
+    LOCAL_ROW = 2 << 20,      /* narrower rows within the GPU are a kernel's */
     SHORT_ROW = 64,           /* elements of a sum */
     MERGE_FROM = 3,           /* fewer neighbours stay descriptors of their own */
     ENGINE_FILLS = 2,         /* more fills than these are one kernel */
@@ -17,20 +18,18 @@ enum {
 
 /* Measured on H200s with driver 580, 2026-11-29 and 30.
  *
- * This GPU: copy engine 32 MiB in 18.8 us and in 64 parts in 228 us (the host needs as long for them); kernel the same parts
- * with 4, 16 and 64 CTAs in 179, 48 and 22 us; 5 us of it are the launch.
+ * This GPU: the driver copies by kernels of its own that take every SM: beside a matrix product of one wave 128 MiB take it
+ * 57 us in 30 copies, 61 in a batch of 8, 66 in one copy, and 160 as rows of one 2-D copy, which by itself is slower too (164 us,
+ * one copy 67). So what is wide goes there row by row, and not in a batch (7.5 us a copy of 4 MiB, else 5). What is narrow is
+ * one kernel of few CTAs: 64 parts of 32 MiB take 16 CTAs 48 us, the driver 228.
  *
  * A peer: copy engine 1 MiB in 5.0 us, in 30 parts in 31 us; 32 MiB in 88 us, in 30 parts in 90 to 130; at most 396 GB/s.
  * What follows is a signal, which an engine's copy leaves to a stream operation: most of engine_start. The kernel's rates are
  * not measured: a CTA's is that within the GPU less the way there and back, that of all is the engine's. The weight is a
  * choice: a copy is worth as much of the SMs' time again as it takes. So one descriptor is a kernel's up to 0.7 MiB, ten
  * are up to 4, thirty up to 11. */
-launch_cost launch_costs[2] = {
-    {.engine_descriptor = 3.4, .engine_rate = 1.8e6,
-     .kernel_start = 5, .kernel_cta_rate = 48e3, .kernel_rate = 1.8e6, .kernel_weight = 1},
-    {.engine_start = 5, .engine_descriptor = 1, .engine_rate = 390e3,
-     .kernel_start = 4, .kernel_cta_rate = 40e3, .kernel_rate = 390e3, .kernel_weight = 2},
-};
+launch_cost launch_peer_cost = {.engine_start = 5, .engine_descriptor = 1, .engine_rate = 390e3,
+                                .kernel_start = 4, .kernel_cta_rate = 40e3, .kernel_rate = 390e3, .kernel_weight = 2};
 
 bool launch_by_kernel(const launch_cost *cost, uint64_t descriptors, uint64_t bytes, bool mixed, uint32_t unit, uint32_t ctas)
 {
@@ -435,12 +434,12 @@ static uint32_t unit_of(const bytes_run *r)
     return unit;
 }
 
-/* Whether a kernel is the better way for all of it; and which. */
+/* Whether a kernel is the better way for all of it, within the GPU where no row is the driver's; and which. */
 static bool kernel_is_better(batch *b)
 {
     uint64_t descriptors = 0, bytes = 0, rows = 0;
     uint32_t unit = 16;
-    bool fills = false, mixed = false;
+    bool fills = false, mixed = false, wide = false;
     for (uint32_t i = 0; i < b->copy->n_runs;) {
         bytes_run r;
         i += merge(b, i, &r);
@@ -450,29 +449,30 @@ static bool kernel_is_better(batch *b)
         mixed |= !engine_rows(&r);
         bytes += r.width * r.rows;
         rows += r.rows;
+        wide |= r.width >= LOCAL_ROW;
         fills |= !r.src;
         if (unit_of(&r) < unit)
             unit = unit_of(&r);
     }
-    if (!launch_by_kernel(&launch_costs[!b->local], descriptors, bytes, mixed, unit, b->ctas))
+    if (b->local ? wide : !launch_by_kernel(&launch_peer_cost, descriptors, bytes, mixed, unit, b->ctas))
         return false;
     if (bytes <= ONE_LAUNCH)
         b->all = unit == 16 && !fills && bytes >= rows * KERNEL_BULK_ROW ? KERNEL_COPY_BULK : KERNEL_COPY_PLAIN;
     return true;
 }
 
-static int flush_engine(cuda_kernels *k, cu_stream stream)
+static int flush_engine(cuda_kernels *k, const batch *b)
 {
     const cuda_driver *d = k->driver;
     cu_copy_attributes attributes = {.src_access_order = CU_ORDER_STREAM, .flags = CU_COPY_PREFER_OVERLAP};
     size_t first = 0;
     cu_result result = CU_OK;
 
-    if (k->n_batch > 1 && d->MemcpyBatchAsync)
-        result = d->MemcpyBatchAsync(k->batch_dst, k->batch_src, k->batch_bytes, k->n_batch, &attributes, &first, 1, stream);
+    if (k->n_batch > 1 && d->MemcpyBatchAsync && !b->local)
+        result = d->MemcpyBatchAsync(k->batch_dst, k->batch_src, k->batch_bytes, k->n_batch, &attributes, &first, 1, b->stream);
     else
         for (uint32_t i = 0; result == CU_OK && i < k->n_batch; i++)
-            result = d->MemcpyAsync(k->batch_dst[i], k->batch_src[i], k->batch_bytes[i], stream);
+            result = d->MemcpyAsync(k->batch_dst[i], k->batch_src[i], k->batch_bytes[i], b->stream);
     k->n_batch = 0;
     return result == CU_OK ? TIDE_OK : cuda_check(d, result, "enqueueing copies");
 }
@@ -487,7 +487,7 @@ static int engine_run(cuda_kernels *k, batch *b, const bytes_run *r)
         k->batch_dst[k->n_batch] = r->dst;
         k->batch_src[k->n_batch] = r->src;
         k->batch_bytes[k->n_batch++] = r->width;
-        return k->n_batch == BATCH ? flush_engine(k, b->stream) : TIDE_OK;
+        return k->n_batch == BATCH ? flush_engine(k, b) : TIDE_OK;
     }
     if (!r->src) {
         result = r->rows == 1 ? d->MemsetD8Async(r->dst, 0, r->width, b->stream)
@@ -504,6 +504,16 @@ static int engine_run(cuda_kernels *k, batch *b, const bytes_run *r)
         result = d->Memcpy2DAsync(&copy, b->stream);
     }
     return result == CU_OK ? TIDE_OK : cuda_check(d, result, "enqueueing a copy");
+}
+
+static int each_row_by_engine(cuda_kernels *k, batch *b, const bytes_run *all)
+{
+    int status = TIDE_OK;
+    for (uint64_t row = 0; status == TIDE_OK && all->width && row < all->rows; row++) {
+        bytes_run r = {all->src + row * all->src_pitch, all->dst + row * all->dst_pitch, all->width, 1, 0, 0};
+        status = engine_run(k, b, &r);
+    }
+    return status;
 }
 
 static int flush_kernel(cuda_kernels *k, const batch *b, kernel_copy *p, const launch_posts *posts)
@@ -572,6 +582,15 @@ static int cast_runs(cuda_kernels *k, const batch *b)
     return status;
 }
 
+static bool goes_by_kernel(const batch *b, const bytes_run *r, uint32_t fills)
+{
+    if (b->kernel)
+        return true;
+    if (!r->src)
+        return !b->local || fills > ENGINE_FILLS || !engine_rows(r);
+    return b->local ? r->width < LOCAL_ROW : !engine_rows(r);
+}
+
 static int byte_runs(cuda_kernels *k, batch *b)
 {
     uint32_t fills = 0;
@@ -584,8 +603,10 @@ static int byte_runs(cuda_kernels *k, batch *b)
         i += merge(b, i, &r);
         if (r.width == 0 || r.rows == 0)
             continue;
-        if (b->kernel || !engine_rows(&r) || (!r.src && (fills > ENGINE_FILLS || !b->local)))
+        if (goes_by_kernel(b, &r, fills))
             status = kernel_run_add(k, b, &r);
+        else if (r.src && b->local)
+            status = each_row_by_engine(k, b, &r);
         else
             status = engine_run(k, b, &r);
     }
@@ -602,10 +623,7 @@ static int multicast_runs(cuda_kernels *k, batch *b)
         if (b->cast != KERNEL_COUNT || !all.src)
             return tide_fail(TIDE_ERR_UNSUPPORTED, "copy: a %s to all ranks of a node, expected a plain copy",
                              all.src ? "cast" : "fill");
-        for (uint64_t row = 0; status == TIDE_OK && all.width && row < all.rows; row++) {
-            bytes_run r = {all.src + row * all.src_pitch, all.dst + row * all.dst_pitch, all.width, 1, 0, 0};
-            status = engine_run(k, b, &r);
-        }
+        status = each_row_by_engine(k, b, &all);
     }
     return status;
 }
@@ -617,7 +635,7 @@ int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, co
     bool post;
     int status;
 
-    b.local = device_local != 0;
+    b.local = device_local && !copy->multicast;
     b.cast = cast_kernel(copy->src_dtype, copy->dst_dtype);
     b.kernel = b.cast == KERNEL_COUNT && !copy->multicast && kernel_is_better(&b);
     k->n_batch = k->kernel.n_runs = k->kernel.n_tiles = k->bulk.n_runs = k->bulk.n_tiles = 0;
@@ -633,7 +651,7 @@ int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, co
     if (posted)
         *posted = post;
     if (status == TIDE_OK)
-        status = flush_engine(k, stream);
+        status = flush_engine(k, &b);
     if (status == TIDE_OK) /* the last launch posts: it begins when the others have ended */
         status = flush_kernel(k, &b, &k->bulk, post && k->kernel.n_runs == 0 ? posts : NULL);
     if (status == TIDE_OK)

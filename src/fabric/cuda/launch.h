@@ -30,15 +30,14 @@ int cuda_launch_copy(cuda_kernels *k, cu_stream stream, const fab_copy *copy, co
 int cuda_launch_reduce(cuda_kernels *k, cu_stream stream, const fab_reduce *reduce, const void *const *args,
                        int accumulate, float alpha, uint32_t ctas, const launch_posts *posts);
 
-/* What bytes cost in one memory (launch_costs[0]: this GPU's, [1]: a peer's), in us and bytes a us. A pure function of it says
- * whether a batch of copies is a kernel's: `descriptors` that a copy engine would need, in units of so many bytes; mixed: a
- * kernel would have to do some of it anyway. */
+/* What bytes to a peer cost, in us and bytes a us. A pure function of it says whether a batch of copies is a kernel's:
+ * `descriptors` that a copy engine would need, in units of so many bytes; mixed: some of it is a kernel's in any case. */
 typedef struct launch_cost {
     double engine_start, engine_descriptor, engine_rate;
     double kernel_start, kernel_cta_rate, kernel_rate; /* cta_rate: with units of 16 bytes */
     double kernel_weight; /* of the time in which its CTAs keep others from their SMs */
 } launch_cost;
-extern launch_cost launch_costs[2]; /* tests may change them while nothing is launched */
+extern launch_cost launch_peer_cost; /* tests may change it while nothing is launched */
 bool launch_by_kernel(const launch_cost *cost, uint64_t descriptors, uint64_t bytes, bool mixed, uint32_t unit,
                       uint32_t ctas);
 
