@@ -506,18 +506,18 @@ static void test_costs(void **state)
     enum { KIB = 1 << 10, MIB = 1 << 20 };
     static const struct { uint32_t descriptors; uint64_t bytes; uint32_t unit, ctas; bool mixed, kernel; } cases[] = {
         /* little in many pieces is a kernel's */
-        {30, 1 * MIB, 16, 16, false, true}, {30, 4 * MIB, 16, 16, false, true}, {30, 8 * MIB, 16, 16, false, true},
+        {30, 1 * MIB, 16, 16, false, true}, {30, 4 * MIB, 16, 16, false, true}, {30, 8 * MIB, 16, 16, false, false},
         {30, 16 * MIB, 16, 16, false, false}, {30, 512u * MIB, 16, 16, false, false},
-        {16, 4 * MIB, 16, 16, false, true}, {16, 16 * MIB, 16, 16, false, false}, {10, 3 * MIB, 16, 16, false, true},
+        {16, 3 * MIB, 16, 16, false, true}, {16, 4 * MIB, 16, 16, false, false}, {16, 16 * MIB, 16, 16, false, false}, {10, 3 * MIB, 16, 16, false, true},
         {10, 8 * MIB, 16, 16, false, false},
         /* one piece: only a small one */
-        {1, 64 * KIB, 16, 16, false, true}, {1, 512 * KIB, 16, 16, false, true}, {1, 1 * MIB, 16, 16, false, false},
+        {1, 64 * KIB, 16, 16, false, true}, {1, 512 * KIB, 16, 16, false, true}, {1, 2 * MIB, 16, 16, false, true}, {1, 4 * MIB, 16, 16, false, false},
         {1, 32 * MIB, 16, 132, false, false},
         /* few CTAs and small units are slow */
-        {16, 4 * MIB, 16, 1, false, false}, {16, 256 * KIB, 16, 1, false, true}, {30, 4 * MIB, 2, 16, false, false},
-        {30, 1 * MIB, 2, 16, false, true},
+        {16, 4 * MIB, 16, 1, false, false}, {16, 128 * KIB, 16, 1, false, true}, {30, 4 * MIB, 2, 16, false, false},
+        {30, 256 * KIB, 2, 16, false, true},
         /* who has to launch a kernel anyway */
-        {3, 2 * MIB, 16, 16, false, false}, {3, 2 * MIB, 16, 16, true, true}, {3, 8 * MIB, 16, 16, true, false},
+        {3, 4 * MIB, 16, 16, false, false}, {3, 4 * MIB, 16, 16, true, true}, {3, 8 * MIB, 16, 16, true, false},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

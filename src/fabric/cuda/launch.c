@@ -23,13 +23,13 @@ enum {
  * one copy 67). So what is wide goes there row by row, and not in a batch (7.5 us a copy of 4 MiB, else 5). What is narrow is
  * one kernel of few CTAs: 64 parts of 32 MiB take 16 CTAs 48 us, the driver 228.
  *
- * A peer: copy engine 1 MiB in 5.0 us, in 30 parts in 31 us; 32 MiB in 88 us, in 30 parts in 90 to 130; at most 396 GB/s.
- * What follows is a signal, which an engine's copy leaves to a stream operation: most of engine_start. The kernel's rates are
- * not measured: a CTA's is that within the GPU less the way there and back, that of all is the engine's. The weight is a
- * choice: a copy is worth as much of the SMs' time again as it takes. So one descriptor is a kernel's up to 0.7 MiB, ten
- * are up to 4, thirty up to 11. */
-launch_cost launch_peer_cost = {.engine_start = 5, .engine_descriptor = 1, .engine_rate = 390e3,
-                                .kernel_start = 4, .kernel_cta_rate = 40e3, .kernel_rate = 390e3, .kernel_weight = 2};
+ * A peer, whole all-gathers of 30 parameters and reduce-scatters of 16 by the one and by the other: with an engine 1 / 2 / 4 / 8 MiB
+ * a shard take 30 / 34 / 41 / 52 us, by 16 CTAs 27 / 25 / 33 and more, by 32 CTAs 25 / 27 / 31, by 8 CTAs 27 / 28 / 35 / 51. 1 / 2 / 4 / 8 MiB
+ * of sums, which are half as many bytes to the peer, take 33 / 36 / 38 / 46 us and by 32 CTAs 32 / 33 / 36 / 49. An engine needs long to
+ * start, and the signal behind it is a stream operation; descriptors cost it next to nothing (16 in a batch as much as one). The weight
+ * is what makes the choice that of the measurements: 30 descriptors are a kernel's up to 4.7 MiB, 16 up to 3.9, one up to 3.1. */
+launch_cost launch_peer_cost = {.engine_start = 9.8, .engine_descriptor = 0.1, .engine_rate = 390e3,
+                                .kernel_start = 4, .kernel_cta_rate = 33e3, .kernel_rate = 390e3, .kernel_weight = 1.7};
 
 bool launch_by_kernel(const launch_cost *cost, uint64_t descriptors, uint64_t bytes, bool mixed, uint32_t unit, uint32_t ctas)
 {

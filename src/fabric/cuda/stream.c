@@ -4,6 +4,7 @@
 
 enum {
     COPY_CTAS = 16,  /* they move 32 MiB within a GPU in 52 us; with 4 it takes 182 */
+    PEER_CTAS = 32,  /* 4 MiB to a peer 2 us sooner than with 16 */
     POSTS = 32       /* words posted in one go */
 };
 _Static_assert(POSTS <= (int)KERNEL_MAX_POSTS && POSTS <= (int)CUDA_STAGED, "posts of one go");
@@ -41,7 +42,7 @@ static int launch(fab_queue *q, cuda_stream *s, const launch_posts *posts, bool 
     s->copy = NULL;
     if (copy)
         return cuda_launch_copy(d->kernels, s->handle, copy, call->args, d->same_gpu[copy->rank],
-                                copy->ctas ? copy->ctas : COPY_CTAS, posts, posted);
+                                copy->ctas ? copy->ctas : d->same_gpu[copy->rank] ? COPY_CTAS : PEER_CTAS, posts, posted);
     *posted = true;
     return cuda_launch_reduce(d->kernels, s->handle, reduce, call->args, call->accumulate, call->alpha, reduce->ctas, posts);
 }
