@@ -166,6 +166,18 @@ static void explain_chunk(const scene *s)
         alternative(s, "chunk", o->chunk / 4);
 }
 
+static void explain_push(const scene *s)
+{
+    const tide_options *o = &s->plan->options;
+
+    printf("  n_push %lld: %s\n", (long long)o->n_push,
+           by(s, "n_push", o->n_push == 2 ? "one stream's copy engine drains and its signal is written while the other one pushes"
+                                          : "a second push stream is for one node of 2 GPUs, In-Place: elsewhere hardware queues are short"));
+    alternative(s, "n_push", 3 - o->n_push);
+    printf("  n_stg %lld: %s\n", (long long)o->n_stg, by(s, "n_stg", "for each push stream a slot that fills and one that is added"));
+    neighbours(s, "n_stg", o->n_stg, 1, 16);
+}
+
 int cli_explain(const cli *c, const plan_machine *m, const tide_topology *topology, const tide_group_desc *descs,
                 uint32_t n_groups, const tide_plan *plan)
 {
@@ -187,7 +199,9 @@ int cli_explain(const cli *c, const plan_machine *m, const tide_topology *topolo
     explain_solver(&s);
     if (topology->nodes > 1)
         explain_waves(&s);
-    if (topology->local > 1)
+    if (topology->local > 1) {
         explain_chunk(&s);
+        explain_push(&s);
+    }
     return CLI_OK;
 }

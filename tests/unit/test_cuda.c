@@ -75,6 +75,7 @@ static void test_seeds(void **state)
         j.options.mode = (int64_t)(seed / 4 % 2);
         j.options.chunk = seed % 2 ? 16 : 4096;
         j.options.n_stg = 1 + (int64_t)(seed % 3);
+        j.options.n_push = 1 + (int64_t)(seed / 2 % 2);
         j.options.head_bytes = 64;
         j.options.k = 1 + (int64_t)(seed % 2);
         run(&j, &o);
