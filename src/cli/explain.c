@@ -171,11 +171,16 @@ static void explain_push(const scene *s)
     const tide_options *o = &s->plan->options;
 
     printf("  n_push %lld: %s\n", (long long)o->n_push,
-           by(s, "n_push", o->n_push == 2 ? "one stream's copy engine drains and its signal is written while the other one pushes"
-                                          : "a second push stream is for one node of 2 GPUs, In-Place: elsewhere hardware queues are short"));
+           by(s, "n_push",
+              o->n_push == 2 ? "one stream's copy engine drains and its signal is written while the other one pushes"
+                             : "hardware queues for two streams are there on one node of 2 GPUs, In-Place; two need slots"));
     alternative(s, "n_push", 3 - o->n_push);
-    printf("  n_stg %lld: %s\n", (long long)o->n_stg, by(s, "n_stg", "for each push stream a slot that fills and one that is added"));
-    neighbours(s, "n_stg", o->n_stg, 1, 16);
+    printf("  n_stg %lld: %s\n", (long long)o->n_stg,
+           by(s, "n_stg", "a slot that fills for each push stream, and one that is added"));
+    if (o->n_stg > 1)
+        alternative(s, "n_stg", o->n_stg - 1);
+    if (o->n_stg < 16)
+        alternative(s, "n_stg", o->n_stg + 1);
 }
 
 int cli_explain(const cli *c, const plan_machine *m, const tide_topology *topology, const tide_group_desc *descs,

@@ -550,20 +550,20 @@ static void one_node_of_gpus(void **state)
 {
     tide_options o = TIDE_OPTIONS_INIT;
     struct { uint32_t local; int64_t elements, n_push, n_stg, chunk, c_sum; } cases[] = {
-        {2, 16 << 20, 2, 4, 2 << 20, 64}, {8, 4 << 20, 1, 2, 1 << 20, 23}};
+        {2, 16 << 20, 2, 3, 4 << 20, 64}, {2, 128 << 20, 2, 3, 8 << 20, 64}, {8, 4 << 20, 1, 2, 1 << 20, 23}};
     (void)state;
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tide_plan *gpu = NULL, *cpu = NULL;
         o.target = 1;
-        assert_int_equal(make_plan(1, cases[i].local, 32 << 20, &o, &gpu), TIDE_OK);
+        assert_int_equal(make_plan(1, cases[i].local, (int64_t)cases[i].local * cases[i].elements, &o, &gpu), TIDE_OK);
         assert_int_equal(gpu->groups[0].geo.elements, cases[i].elements);
         assert_int_equal(gpu->options.n_push, cases[i].n_push);
         assert_int_equal(gpu->options.n_stg, cases[i].n_stg);
         assert_int_equal(gpu->options.chunk, cases[i].chunk);
         assert_int_equal(gpu->options.c_sum, cases[i].c_sum);
         o.target = 0;
-        assert_int_equal(make_plan(1, cases[i].local, 32 << 20, &o, &cpu), TIDE_OK);
+        assert_int_equal(make_plan(1, cases[i].local, (int64_t)cases[i].local * cases[i].elements, &o, &cpu), TIDE_OK);
         assert_true(cpu->options.chunk < gpu->options.chunk);
         assert_true(cpu->options.n_push == 1 && cpu->options.n_stg == 2);
         tide_plan_destroy(gpu);
