@@ -105,7 +105,7 @@ static int begin_scatter(gpu *g, const small_layer *s, int call, int mode, scatt
 
 int gpu_round(gpu_job *j, uint32_t rank, gpu *g, small_layer *layers, tide_group **groups, int call)
 {
-    int mode = (int)j->options.mode && call % 2, wrong = 0, status;
+    int mode = j->options.mode && call / GPU_LAYERS % 2, wrong = 0, status;
     void *shards[GPU_LAYERS][SMALL_PARAMS];
     scatter c[GPU_LAYERS];
 
