@@ -150,13 +150,14 @@ enum { MAX_SEGMENTS = 200, MAX_RUNS = 400, MAX_SUM = 12, MAX_WORDS = 70 };
 /* Two memories of one layout: sources, results, words. */
 typedef struct side {
     cuda_kernels *kernels;
-    cu_ptr src, dst, words; /* words[0]: the counter of the launches */
+    cu_ptr src, dst, words, done; /* done: the counter of the launches */
 } side;
 
 typedef struct batches {
     const cli *c;
     gpu *g;
     side gpu, host;
+    kernels_peer peer; /* has room for dst and the words behind it */
     uint64_t bytes; /* of src, and of dst */
     uint64_t state; /* random */
     unsigned char *result;
@@ -169,30 +170,33 @@ static fab_ptr within(cu_ptr base, uint64_t offset)
     return (fab_ptr){(uintptr_t)base + (uintptr_t)offset, -1, 0};
 }
 
-static int upload(batches *b, int src_dtype, int dst_dtype)
+static int upload(batches *b, const side *gpu, int src_dtype, int dst_dtype)
 {
     const cuda_driver *d = b->g->driver;
     int code;
     kernels_fill(at(b->host.src), b->bytes, src_dtype, &b->state);
     kernels_fill(at(b->host.dst), b->bytes, dst_dtype, &b->state);
-    code = kernels_check(b->c, b->g, d->MemcpyHtoDAsync(b->gpu.src, at(b->host.src), b->bytes, b->g->stream), "upload");
+    code = kernels_check(b->c, b->g, d->MemcpyHtoDAsync(gpu->src, at(b->host.src), b->bytes, b->g->stream), "upload");
     if (code == CLI_OK)
-        code = kernels_check(b->c, b->g, d->MemcpyHtoDAsync(b->gpu.dst, at(b->host.dst), b->bytes, b->g->stream), "upload");
+        code = kernels_check(b->c, b->g, d->MemcpyHtoDAsync(gpu->dst, at(b->host.dst), b->bytes, b->g->stream), "upload");
     if (code == CLI_OK) /* the host's side is about to change */
         code = kernels_check(b->c, b->g, d->StreamSynchronize(b->g->stream), "upload");
     return code;
 }
 
-/* Waits for the GPU; all of dst has to be as on the host. floats: a NaN is any NaN. CLI_WRONG after a message. */
+static int download(batches *b, const side *gpu)
+{
+    const cuda_driver *d = b->g->driver;
+    int code = kernels_check(b->c, b->g, d->MemcpyDtoHAsync(b->result, gpu->dst, b->bytes, b->g->stream), "download");
+    return code == CLI_OK ? kernels_check(b->c, b->g, d->StreamSynchronize(b->g->stream), b->what) : code;
+}
+
+/* All of dst has to be as on the host. floats: a NaN is any NaN. CLI_WRONG after a message. */
 static int compare(batches *b, bool floats)
 {
     const unsigned char *expected = at(b->host.dst);
-    const cuda_driver *d = b->g->driver;
-    int code = kernels_check(b->c, b->g, d->MemcpyDtoHAsync(b->result, b->gpu.dst, b->bytes, b->g->stream), "download");
-    if (code == CLI_OK)
-        code = kernels_check(b->c, b->g, d->StreamSynchronize(b->g->stream), b->what);
-    if (code != CLI_OK || memcmp(b->result, expected, b->bytes) == 0)
-        return code;
+    if (memcmp(b->result, expected, b->bytes) == 0)
+        return CLI_OK;
     for (uint64_t i = 0; i < b->bytes; i += 4) {
         float got, want;
         uint32_t got_bits, want_bits;
@@ -216,22 +220,22 @@ typedef struct posting {
 } posting;
 enum { WORD_BYTES = 8 * (1 + MAX_WORDS), POSTED = 41 };
 
-static int prepare_words(batches *b, uint32_t n, posting to[2])
+static int prepare_words(batches *b, const side *gpu, uint32_t n, posting to[2])
 {
-    const side *sides[2] = {&b->host, &b->gpu};
+    const side *sides[2] = {&b->host, gpu};
     memset(at(b->host.words), 0, WORD_BYTES);
     for (int side = 0; side < 2; side++) {
         for (uint32_t i = 0; i < n; i++)
             to[side].words[i] = sides[side]->words + 8 * (1 + i);
-        to[side].posts = (launch_posts){sides[side]->words, to[side].words, n, POSTED};
+        to[side].posts = (launch_posts){sides[side]->done, to[side].words, n, POSTED};
     }
-    return kernels_check(b->c, b->g, b->g->driver->MemsetD8Async(b->gpu.words, 0, WORD_BYTES, b->g->stream), "words");
+    return kernels_check(b->c, b->g, b->g->driver->MemsetD8Async(gpu->words, 0, WORD_BYTES, b->g->stream), "words");
 }
 
-/* Behind the batch and before compare(), which waits. */
-static int fetch_words(batches *b)
+/* Behind the batch and before what waits for it. */
+static int fetch_words(batches *b, const side *gpu)
 {
-    return kernels_check(b->c, b->g, b->g->driver->MemcpyDtoHAsync(b->words, b->gpu.words, WORD_BYTES, b->g->stream),
+    return kernels_check(b->c, b->g, b->g->driver->MemcpyDtoHAsync(b->words, gpu->words, WORD_BYTES, b->g->stream),
                          "words");
 }
 
@@ -307,9 +311,9 @@ static int one_sum(batches *b, bool small)
              tide_dtype_name((int)dtype), n, n_sources, ctas, beta, accumulate, (double)alpha, n_posts, shapes.fat.slot,
              shapes.fat.warps, shapes.fat.slots, shapes.thin.slot, shapes.thin.warps, shapes.thin.slots, shapes.wide.slot,
              shapes.wide.warps, shapes.wide.slots);
-    code = upload(b, (int)dtype, TIDE_F32);
+    code = upload(b, &b->gpu, (int)dtype, TIDE_F32);
     if (code == CLI_OK)
-        code = prepare_words(b, n_posts, to);
+        code = prepare_words(b, &b->gpu, n_posts, to);
     for (int side = 0; code == CLI_OK && side < 2; side++) {
         fab_reduce reduce = {.segments = segments[side], .sources = sources[side], .n_segments = n, .beta = beta};
         cuda_kernels_shapes(sides[side]->kernels, &shapes);
@@ -318,10 +322,29 @@ static int one_sum(batches *b, bool small)
             code = cli_fail(b->c, "%s: %s", b->what, tide_last_error());
     }
     if (code == CLI_OK)
-        code = fetch_words(b);
+        code = fetch_words(b, &b->gpu);
+    if (code == CLI_OK)
+        code = download(b, &b->gpu);
     if (code == CLI_OK)
         code = compare(b, true);
     return code == CLI_OK ? compare_words(b) : code;
+}
+
+/* What the peer's stream has found behind its wait for a word is the result. */
+static int seen_by_peer(batches *b, const side *gpu)
+{
+    const cuda_driver *d = b->g->driver;
+    bool came;
+    int code = kernels_peer_sync(b->c, b->g, &b->peer, &came);
+
+    if (code == CLI_OK && !came) { /* nothing may be left waiting */
+        printf("WRONG %s: no post has come to the peer\n", b->what);
+        code = kernels_check(b->c, b->g, d->MemsetD8Async(gpu->words, POSTED, WORD_BYTES, b->g->stream), "words");
+        code = code == CLI_OK ? CLI_WRONG : code;
+    }
+    if (kernels_check(b->c, b->g, d->StreamSynchronize(b->g->stream), b->what) != CLI_OK)
+        return CLI_BAD;
+    return code;
 }
 
 static int one_copy(batches *b, bool small, uint32_t *with_posts)
@@ -335,8 +358,13 @@ static int one_copy(batches *b, bool small, uint32_t *with_posts)
     uint32_t n = draw(s, 3) ? 1 + draw(s, 6) : 1 + draw(s, MAX_RUNS), local = draw(s, 2), ctas = draw(s, 20);
     uint32_t largest = small ? 2000 : n > 20 ? 3000 : 100000, equal = draw(s, 3) ? 0 : 16 * draw(s, largest / 16);
     uint32_t n_posts = draw(s, 2) * draw(s, KERNEL_MAX_POSTS + 1);
-    bool posted[2] = {false, false};
-    side *sides[2] = {&b->host, &b->gpu};
+    bool posted[2] = {false, false}, peer = !local && b->peer.near;
+    side gpu = b->gpu, *sides[2] = {&b->host, &gpu};
+
+    if (peer) {
+        gpu.dst = b->peer.near;
+        gpu.words = gpu.dst + b->bytes;
+    }
 
     for (uint32_t i = 0; i < n; i++) {
         bool on = draw(s, 2);
@@ -363,18 +391,24 @@ static int one_copy(batches *b, bool small, uint32_t *with_posts)
         used = start + rows * dst_pitch + (equal ? 0 : draw(s, 40));
     }
     snprintf(b->what, sizeof b->what, "copy of %s to %s: %u runs, %s, %u CTAs, %u posts", tide_dtype_name(from),
-             tide_dtype_name(to), n, local ? "within the GPU" : "as to a peer", ctas, n_posts);
-    code = upload(b, from, TIDE_OPAQUE);
+             tide_dtype_name(to), n, local ? "within the GPU" : peer ? "to a peer" : "as to a peer", ctas, n_posts);
+    code = upload(b, &gpu, from, TIDE_OPAQUE);
     if (code == CLI_OK)
-        code = prepare_words(b, n_posts, to_words);
+        code = prepare_words(b, &gpu, n_posts, to_words);
+    if (code == CLI_OK && peer) /* the peer's stream begins to wait now */
+        code = kernels_check(b->c, b->g, b->g->driver->StreamSynchronize(b->g->stream), "words");
     for (int side = 0; code == CLI_OK && side < 2; side++) {
         fab_copy copy = {.runs = runs[side], .n_runs = n, .src_dtype = (uint8_t)from, .dst_dtype = (uint8_t)to};
-        if (cuda_launch_copy(sides[side]->kernels, b->g->stream, &copy, NULL, (int)local, ctas, &to_words[side].posts,
+        if (side == 1 && peer && posted[0] && n_posts)
+            code = kernels_peer_await(b->c, b->g, &b->peer, b->bytes + 8 * (1 + draw(s, n_posts)), POSTED, b->result, b->bytes);
+        if (code == CLI_OK && cuda_launch_copy(sides[side]->kernels, b->g->stream, &copy, NULL, (int)local, ctas, &to_words[side].posts,
                              &posted[side]) != TIDE_OK)
             code = cli_fail(b->c, "%s: %s", b->what, tide_last_error());
     }
     if (code == CLI_OK)
-        code = fetch_words(b);
+        code = fetch_words(b, &gpu);
+    if (code == CLI_OK)
+        code = peer && posted[0] && n_posts ? seen_by_peer(b, &gpu) : download(b, &gpu);
     if (code == CLI_OK)
         code = compare(b, false);
     *with_posts += posted[1] && n_posts > 0;
@@ -404,6 +438,10 @@ static int check_batches(const cli *c, gpu *g)
         code = kernels_alloc(c, g, b.bytes, &b.gpu.dst);
     if (code == CLI_OK)
         code = kernels_alloc(c, g, WORD_BYTES, &b.gpu.words);
+    b.gpu.done = b.gpu.words;
+    b.host.done = b.host.words;
+    if (code == CLI_OK)
+        code = kernels_peer_open(c, g, b.bytes + WORD_BYTES, &b.peer);
     for (uint32_t i = 0; code == CLI_OK && i < n; i++) {
         bool sum = draw(&b.state, 3) != 0;
         code = sum ? one_sum(&b, c->quick) : one_copy(&b, c->quick, &with_posts);
@@ -412,8 +450,9 @@ static int check_batches(const cli *c, gpu *g)
         *(sum ? &sums : &copies) += 1;
     }
     if (code != CLI_BAD)
-        printf("kernels: %u sums, %u copies (%u with posts), %d wrong (%s)\n", sums, copies, with_posts, code == CLI_WRONG,
-               g->name);
+        printf("kernels: %u sums, %u copies (%u with posts), %d wrong (%s%s)\n", sums, copies, with_posts, code == CLI_WRONG,
+               g->name, b.peer.near ? " and a peer" : "");
+    kernels_peer_close(g, &b.peer);
     if (b.gpu.words)
         g->driver->MemFree(b.gpu.words);
     if (b.gpu.dst)

@@ -21,6 +21,24 @@ int kernels_alloc_host(const cli *c, const gpu *g, size_t bytes, void *out);
 /* CLI_OK, or CLI_BAD with "what: CUDA_ERROR_..." on standard error. */
 int kernels_check(const cli *c, const gpu *g, cu_result result, const char *what);
 
+/* Memory of a second GPU: `near` is where the first one's work finds it, `far` its own. near is 0 where there is no such GPU. */
+typedef struct kernels_peer {
+    cu_dev device;
+    cu_context context;
+    cu_stream stream; /* the second GPU's */
+    cu_handle handle;
+    cu_ptr near, far;
+    uint64_t bytes;
+} kernels_peer;
+/* CLI_OK, also where there is none; or CLI_BAD after a message. To be closed in any case. */
+int kernels_peer_open(const cli *c, const gpu *g, uint64_t bytes, kernels_peer *out);
+void kernels_peer_close(const gpu *g, kernels_peer *p);
+/* Once the word at this offset has reached `value`, the peer's stream copies the first bytes of its memory to pinned memory.
+ * Returns at once. */
+int kernels_peer_await(const cli *c, const gpu *g, kernels_peer *p, uint64_t word, uint64_t value, void *to, uint64_t bytes);
+/* Until that has come, or for 10 s. */
+int kernels_peer_sync(const cli *c, const gpu *g, kernels_peer *p, bool *came);
+
 /* Random numbers of a stream that a seed names. */
 uint64_t kernels_random(uint64_t *state);
 /* Random values of a dtype, some of them NaN, infinite or denormal. */

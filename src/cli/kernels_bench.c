@@ -1,11 +1,13 @@
 /*
- * kernels_bench.c - `tide kernels --bench`: rates of the kernels and of copy engines, and what a launch costs the host.
+ * kernels_bench.c - `tide kernels --bench`: rates of the kernels and of copy engines, to a second GPU as well where there is
+ * one, and what a launch costs the host.
  */
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/base.h"
 #include "cli/kernels.h"
+#include "cli/rules_tools.h"
 
 enum { ROUNDS = 5, MAX_SUM = 8 };
 
@@ -26,6 +28,8 @@ typedef struct work {
     fab_run *runs;
     fab_copy copy;
     bool is_copy;
+    cu_function bare; /* if any: nothing but a kernel with three words of parameters */
+    rules_kernel bare_args;
     int local;
     uint32_t ctas;
     uint64_t window, n_windows; /* sums: repetitions walk over so many windows of so many elements */
@@ -33,6 +37,10 @@ typedef struct work {
 
 static int enqueue(bench *b, work *w, uint32_t repetition)
 {
+    void *parameters[] = {&w->bare_args};
+    if (w->bare)
+        return cuda_check(b->g->driver, b->g->driver->LaunchKernel(w->bare, 1, 1, 1, 1, 1, 1, 0, b->g->stream, parameters, NULL),
+                          "cuLaunchKernel");
     if (w->is_copy)
         return cuda_launch_copy(b->g->kernels, b->g->stream, &w->copy, NULL, w->local, w->ctas, NULL, NULL);
     uint64_t first = repetition % w->n_windows * w->window;
@@ -223,14 +231,47 @@ static void copies(bench *b)
     printf("copy engine, 64 equal parts as one 2-D copy: %.1f us\n", copy_us(b, runs, PARTS, TIDE_OPAQUE, TIDE_OPAQUE, 0, 0));
 }
 
+/* What the table of costs is to say of a peer: pieces of equal size at unequal distances, back to back on one stream. */
+static void copies_to_a_peer(bench *b)
+{
+    enum { MOST = 16 << 20, PIECES = 30 };
+    static const uint32_t pieces[] = {1, 4, 16, PIECES}, ctas[] = {4, 8, 16, 32};
+    const launch_cost usual = launch_peer_cost;
+    kernels_peer peer;
+
+    b->code = kernels_peer_open(b->c, b->g, MOST + 64 * PIECES * PIECES, &peer);
+    if (b->code == CLI_OK && peer.near)
+        printf("copies to a peer, us a batch\n%10s %7s %8s %8s %8s %8s %8s  chosen at 32\n", "KiB", "pieces", "engine", "4 CTAs", "8",
+               "16", "32");
+    for (uint64_t bytes = 64 << 10; bytes <= MOST && peer.near; bytes *= 2) {
+        for (size_t i = 0; i < sizeof pieces / sizeof *pieces && b->code == CLI_OK; i++) {
+            uint64_t each = bytes / pieces[i] & ~UINT64_C(15), whole = each * pieces[i];
+            fab_run runs[PIECES];
+            for (uint32_t k = 0; k < pieces[i]; k++)
+                runs[k] = (fab_run){{(uintptr_t)(b->src + k * (each + 32 * k)), -1, 0},
+                                    {(uintptr_t)(peer.near + k * (each + 32 * k)), -1, 0}, each, 1, 0, 0};
+            launch_peer_cost.kernel_weight = 1e9;
+            printf("%10" PRIu64 " %7u %8.1f", bytes >> 10, pieces[i], copy_us(b, runs, pieces[i], TIDE_OPAQUE, TIDE_OPAQUE, 0, 16));
+            launch_peer_cost.kernel_weight = 0;
+            for (size_t k = 0; k < sizeof ctas / sizeof *ctas; k++)
+                printf(" %8.1f", copy_us(b, runs, pieces[i], TIDE_OPAQUE, TIDE_OPAQUE, 0, ctas[k]));
+            printf("  %s\n", launch_by_kernel(&usual, pieces[i], whole, false, 16, 32) ? "kernel" : "engine");
+            fflush(stdout);
+        }
+    }
+    launch_peer_cost = usual;
+    kernels_peer_close(b->g, &peer);
+}
+
 /* ---- launches --------------------------------------------------------------------------------- */
 
 static void launches(bench *b)
 {
     enum { N = 200, PARTS = 30 };
     fab_run runs[PARTS];
-    work w[4];
-    const char *names[] = {"a sum of 8 sources", "a sum of 2 sources", "a batch of 30 copies", "a cast"};
+    work w[5];
+    const char *names[] = {"a sum of 8 sources", "a sum of 2 sources", "a batch of 30 copies", "a cast", "24 bytes of parameters"};
+    cu_module module = NULL;
 
     for (uint32_t i = 0; i < PARTS; i++)
         runs[i] = run_of(b, 4096 * i, 8192 * i, 512 + 16 * i, 1, 0, 0);
@@ -240,8 +281,13 @@ static void launches(bench *b)
     w[2].copy = (fab_copy){.runs = runs, .n_runs = PARTS, .src_dtype = TIDE_OPAQUE, .dst_dtype = TIDE_OPAQUE};
     w[3] = (work){.is_copy = true};
     w[3].copy = (fab_copy){.runs = runs, .n_runs = 1, .src_dtype = TIDE_F32, .dst_dtype = TIDE_BF16};
+    w[4] = (work){.bare_args = {b->dst, b->dst + 64, 0}};
+    b->code = kernels_check(b->c, b->g, b->g->driver->ModuleLoadData(&module, rules_ptx), "cuModuleLoadData");
+    if (b->code == CLI_OK)
+        b->code = kernels_check(b->c, b->g, b->g->driver->ModuleGetFunction(&w[4].bare, module, RULES_KERNEL),
+                                "cuModuleGetFunction");
     printf("host time to enqueue, us (and until the next one on the stream may begin)\n");
-    for (int i = 0; i < 4 && b->code == CLI_OK; i++) {
+    for (int i = 0; i < 5 && b->code == CLI_OK; i++) {
         double best = 0, us;
         w[i].ctas = 4;
         us = measure(b, &w[i], 500);
@@ -258,10 +304,13 @@ static void launches(bench *b)
         }
         printf("  %-22s %6.2f (%.2f)\n", names[i], best, us);
     }
+    if (module)
+        b->g->driver->ModuleUnload(module);
 }
 
 int cli_kernels_bench(const cli *c, gpu *g)
 {
+    const launch_cost to_peer = launch_peer_cost;
     bench b = {.c = c, .g = g, .src_bytes = (uint64_t)512 << 20, .dst_bytes = (uint64_t)128 << 20};
     const cuda_driver *d = g->driver;
     uint64_t state = 1;
@@ -288,10 +337,14 @@ int cli_kernels_bench(const cli *c, gpu *g)
         sums(&b);
     if (b.code == CLI_OK)
         shapes(&b);
+    launch_peer_cost.kernel_weight = 1e9; /* what is said to be a copy engine's is */
     if (b.code == CLI_OK)
         copies(&b);
     if (b.code == CLI_OK)
         launches(&b);
+    launch_peer_cost = to_peer;
+    if (b.code == CLI_OK)
+        copies_to_a_peer(&b);
     if (b.end)
         d->EventDestroy(b.end);
     if (b.begin)
