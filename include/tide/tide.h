@@ -95,7 +95,7 @@ TIDE_API void tide_log_set(tide_log_fn fn, void *context);
 /* X(name, default, minimum, maximum, help). A knob is TIDE_AUTO or within its bounds. */
 #define TIDE_KNOBS(X)                                                                               \
     X(mode, 0, 0, 1, "0 In-Place: gradients are read where autograd left them; 1 Slot-Reuse")       \
-    X(w_wave, TIDE_AUTO, 1, 64, "contributors a wave (default: local)")                             \
+    X(w_wave, TIDE_AUTO, 1, 64, "contributors a wave (default: local; 8 when local is 1)")          \
     X(k, TIDE_AUTO, 1, 1023, "rail transfers a round (default: from the solver)")                   \
     X(n_par, TIDE_AUTO, 1, 2, "inbox generations (default: 1 for one wave, else 2)")                \
     X(n_part, TIDE_AUTO, 1, 64, "passes over each sub-slice (default: 1)")                          \

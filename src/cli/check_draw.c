@@ -94,7 +94,7 @@ static void roll_knobs(const cli *c, dice *d, const tide_topology *t, tide_optio
     set_knob(c, o, "deadline_ms", DEADLINE_MS);
     set_knob(c, o, "mode", (int64_t)roll(d, 2));
     if (roll(d, 3))
-        set_knob(c, o, "w_wave", 1 + (int64_t)roll(d, t->local));
+        set_knob(c, o, "w_wave", 1 + (int64_t)roll(d, t->local > 1 ? t->local : 8));
     roll_free_knobs(c, d, t, o);
     if (chance(d, 2))
         set_knob(c, o, "ring_slots", 1 + (int64_t)roll(d, 3));

@@ -87,7 +87,8 @@ static void explain_solver(const scene *s)
     const plan_machine *m = s->m;
     const geo_group *g = &s->plan->groups[0].geo;
     uint32_t nodes = s->plan->topology.nodes, local = s->plan->topology.local;
-    double s32 = (double)g->elements * sizeof(float), t_nic = (nodes - 1) * s32 / m->nic_rate;
+    double s32 = (double)g->elements * sizeof(float), wire = plan_wire_bytes(local, s32, tide_dtype_bytes(g->grad_dtype));
+    double t_nic = (nodes - 1) * wire / m->nic_rate;
     double item = tide_dtype_bytes(g->grad_dtype), traffic = local * item / 4 + 1;
 
     if (nodes == 1) {
@@ -97,7 +98,7 @@ static void explain_solver(const scene *s)
         printf("  k, c_land, w_wave, n_par, n_out: one node has no rail, no waves and no landing\n");
         return;
     }
-    printf("  the rail needs %.3f ms for %u blocks of %.2f MiB at %.4g GB/s\n", t_nic * 1e3, nodes - 1, s32 / 1048576,
+    printf("  the rail needs %.3f ms for %u blocks of %.2f MiB at %.4g GB/s\n", t_nic * 1e3, nodes - 1, wire / 1048576,
            m->nic_rate / 1e9);
     printf("  k %lld: %s", (long long)o->k, by(s, "k", "from min(2, M - 1), doubled while the rounds' waits exceed 10 % of"));
     if (!cli_knob_given(s->c, "k"))
@@ -107,12 +108,14 @@ static void explain_solver(const scene *s)
                o->k == 4 ? "; 4 is the most" : o->k == nodes - 1 ? "; all nodes are in one round" : "");
     printf("\n");
     neighbours(s, "k", o->k, 1, nodes - 1);
-    printf("  c_sum %lld: %s", (long long)o->c_sum, by(s, "c_sum", "1.5 x"));
-    if (!cli_knob_given(s->c, "c_sum"))
+    printf("  c_sum %lld: %s", (long long)o->c_sum,
+           by(s, "c_sum", local == 1 ? "one rank a node adds nothing before it sends" : "1.5 x"));
+    if (!cli_knob_given(s->c, "c_sum") && local > 1)
         printf(" %.4g bytes a byte of output x %.4g GB/s / %.4g GB/s a CTA = %.2f, rounded up", traffic,
                m->nic_rate / 1e9, m->sum_cta_rate / 1e9, 1.5 * traffic * m->nic_rate / m->sum_cta_rate);
     printf("\n");
-    neighbours(s, "c_sum", o->c_sum, 1, 148);
+    if (local > 1)
+        neighbours(s, "c_sum", o->c_sum, 1, 148);
     printf("  c_land %lld: %s", (long long)o->c_land, by(s, "c_land", "the last wave lands in 5 % of the rail's time with"));
     if (!cli_knob_given(s->c, "c_land")) {
         double wanted = ceil(s32 / (double)o->n_part / (0.05 * t_nic * m->land_cta_rate));
@@ -132,13 +135,19 @@ static void explain_waves(const scene *s)
     const plan_rs *rs = &s->plan->rs;
     double stride = (double)s->plan->map.block_stride / 1048576;
 
-    printf("  w_wave %lld: %s: %u waves of at most so many contributors, each on a GPU of its own\n",
-           (long long)o->w_wave, by(s, "w_wave", "the GPUs of a node"), rs->n_waves);
-    neighbours(s, "w_wave", o->w_wave, 1, s->plan->topology.local);
+    if (rs->local == 1) {
+        printf("  w_wave %lld: %s: %u waves of at most so many contributors, each in an inbox block of its own\n",
+               (long long)o->w_wave, by(s, "w_wave", "eight sources a sum"), rs->n_waves);
+        neighbours(s, "w_wave", o->w_wave, 1, 64);
+    } else {
+        printf("  w_wave %lld: %s: %u waves of at most so many contributors, each on a GPU of its own\n",
+               (long long)o->w_wave, by(s, "w_wave", "the GPUs of a node"), rs->n_waves);
+        neighbours(s, "w_wave", o->w_wave, 1, s->plan->topology.local);
+    }
     printf("  n_par %u: %s; a generation is %.2f MiB\n", rs->n_par,
            by(s, "n_par", rs->n_par == 1 ? "a single wave needs one inbox generation"
                                          : "waves land while the next one arrives"),
-           stride * rs->local);
+           stride * rs->n_inbox);
     if (rs->n_par == 1)
         alternative(s, "n_par", 2);
     printf("  n_out %u of %u blocks: %s; a block in both banks is %.2f MiB\n", rs->n_out, rs->n_blocks,

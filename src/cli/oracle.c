@@ -234,12 +234,17 @@ static float partial(const float *grads, uint32_t local, uint32_t holder)
 
 /* Sum of one wave over the blocks of the destination's local ranks j = 0, 1, ...; a block that no contributor of the
  * wave wrote holds zero. Contributor c is node (m - c) mod M; its partial of sub-slice s is on local rank (s - c mod M)
- * mod L. `grads` holds the element's gradient on every rank. */
+ * mod L. With one rank a node the contributors are added one after the other. `grads` holds the element's gradient on every
+ * rank. */
 static float wave_sum(const oracle_reduce *r, const float *grads, uint32_t m, uint32_t first, uint64_t sub_slice)
 {
     float sum = 0;
 
-    for (uint32_t j = 0; j < r->local; j++) {
+    for (uint32_t c = first; r->local == 1 && c < first + r->w_wave && c <= r->nodes; c++) {
+        float block = grads[(m + r->nodes - c) % r->nodes];
+        sum = c > first ? sum + block : block;
+    }
+    for (uint32_t j = 0; r->local > 1 && j < r->local; j++) {
         float block = 0;
         for (uint32_t c = first; c < first + r->w_wave && c <= r->nodes; c++) {
             uint32_t rotation = c % r->nodes, node = (m + r->nodes - rotation) % r->nodes;

@@ -33,6 +33,7 @@ static const named_shape proved_shapes[] = {
     {"odd waves", NULL, 5, 2, 3, 6, 40, {{"w_wave", "2"}, {"chunk", "64"}}},
     {"three passes", NULL, 3, 4, 3, 6, 40, {{"n_part", "3"}, {"chunk", "64"}, {"w_wave", "2"}, {"n_push", "2"}}},
     {"Slot-Reuse", NULL, 4, 4, 3, 6, 40, {{"mode", "1"}, {"w_wave", "2"}, {"chunk", "64"}}},
+    {"one rank a node", NULL, 9, 1, 3, 6, 40, {{"w_wave", "3"}, {"n_part", "2"}, {"n_out", "6"}}},
     {"P = 30 at 8 x 8", NULL, 8, 8, 2, 30, 40, {{0}}},
     {"llama-3.1-70b at 8 x 8", "llama-3.1-70b", 8, 8, 1, 0, 0, {{0}}},
     {"qwen3-30b-a3b at 8 x 8", "qwen3-30b-a3b", 8, 8, 1, 0, 0, {{0}}},

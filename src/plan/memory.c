@@ -137,7 +137,7 @@ static int place_blocks(tide_plan *plan)
         return too_large(REGION_OUTBOX);
     if (!tide_mul(stride, rs->n_part, &spare))
         return too_large(REGION_SPARE);
-    if (!tide_mul(stride, rs->local, &inbox))
+    if (!tide_mul(stride, rs->n_inbox, &inbox))
         return too_large(REGION_INBOX);
     status = even_banks(map, REGION_OUTBOX, 2, outbox);
     if (status == TIDE_OK)

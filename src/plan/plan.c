@@ -77,7 +77,7 @@ static int resolve_waves(tide_plan *plan, const plan_rates *rates, const plan_no
     int status;
 
     if (o->w_wave == TIDE_AUTO)
-        o->w_wave = local;
+        o->w_wave = local > 1 ? local : PLAN_SINGLE_WAVE;
     if (o->n_part == TIDE_AUTO || nodes == 1)
         o->n_part = 1;
     waves = nodes == 1 ? 1 : (nodes + o->w_wave - 1) / o->w_wave * o->n_part;

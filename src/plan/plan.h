@@ -15,7 +15,7 @@ enum plan_region {
     REGION_STAGING,  /* banks: n_stg slots */
     REGION_OUTBOX,   /* banks: 2 (call parity); block J at J * block_stride */
     REGION_SPARE,    /* banks: 2; pass q at q * block_stride */
-    REGION_INBOX,    /* banks: n_par generations; block s at s * block_stride */
+    REGION_INBOX,    /* banks: n_par generations; block i (plan_rs_block) at i * block_stride */
     REGION_COUNT
 };
 const char *plan_region_name(int region);
@@ -43,6 +43,7 @@ typedef struct plan_rs {
     plan_wave *waves;
     plan_round *rounds;
     uint32_t n_blocks; /* D = n_part * (M - 1) */
+    uint32_t n_inbox;  /* blocks of an inbox generation: L; L = 1: the remote contributors of a wave */
 } plan_rs;
 
 /* Waves and rounds for (M, L, W_wave, k); TIDE_ERR_UNSUPPORTED when two contributors of a wave meet in one block
@@ -54,10 +55,17 @@ void plan_rs_clear(plan_rs *rs);
 static inline uint32_t plan_cbar(uint32_t nodes, uint32_t c) { return c % nodes; }
 static inline uint32_t plan_holder(uint32_t local, uint32_t s, uint32_t cbar) { return (s + local - cbar % local) % local; }
 static inline uint32_t plan_subslice(uint32_t local, uint32_t j, uint32_t cbar) { return (j + cbar) % local; }
+/* Inbox block of contributor c on local rank j. One rank a node has no sub-slices to tell contributors apart by: each has a block
+ * of its own in its wave, and waves may be as wide as one likes. */
+static inline uint32_t plan_rs_block(const plan_rs *rs, uint32_t j, uint32_t c)
+{
+    return rs->local > 1 ? plan_subslice(rs->local, j, plan_cbar(rs->nodes, c)) : (c - 1) % rs->w_wave;
+}
+enum { PLAN_SINGLE_WAVE = 8 }; /* contributors a wave when L = 1 (paper App. F: a sum of eight sources) */
 /* Bit s set: wave w (of a pass) writes inbox block s on local rank j. At most 64 blocks. */
 uint64_t plan_rs_wave_mask(const plan_rs *rs, uint32_t wave, uint32_t j);
 /* Blocks to zero before wave g (= pass * n_waves + w, of a call) lands on local rank j: written by the previous wave on its
- * generation (of this call or of the one before) and not by this one. */
+ * generation (of this call or of the one before) and not by this one. None when L = 1: a landing reads only what its wave wrote. */
 uint64_t plan_rs_stale_mask(const plan_rs *rs, uint32_t g, uint32_t j);
 /* max over consecutive rounds of k_i + k_{i-1}, over the rounds of all passes in order (paper 5.3, equation 9). */
 uint32_t plan_rs_partial_outbox(const plan_rs *rs);
@@ -139,6 +147,8 @@ extern const plan_rates plan_rates_paper;
 typedef struct plan_choice { uint32_t k, c_sum, c_land; } plan_choice;
 void plan_solve(const plan_rates *rates, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t n_part,
                 uint64_t s32_bytes, uint32_t grad_item, plan_choice *out);
+/* What a rank sends each node of a reduce-scatter whose output is s32_bytes of fp32: sums; L = 1: gradients as they are. */
+double plan_wire_bytes(uint32_t local, double s32_bytes, uint32_t grad_item);
 /* One node has no NIC: the CTAs that add a reduce-scatter's elements as fast as the peers' pushes bring them. Bytes a second:
  * what arrives at a GPU, and what one CTA reads and writes. */
 typedef struct plan_node_rates { double bw_link, bw_sum; } plan_node_rates;

@@ -3,7 +3,7 @@
  *
  * Contributor c = 1..M of a destination node; c = M is the node itself. Its partial of sub-slice s lies in inbox block
  * s of local rank j = (s - cbar) mod L, so that two contributors of a wave meet in one block exactly when their cbar
- * agree modulo L.
+ * agree modulo L. One rank a node (L = 1) keeps contributors apart instead: block (c - 1) mod W_wave.
  */
 #include "plan/plan.h"
 
@@ -12,7 +12,7 @@ static int check_wave(const plan_rs *rs, uint32_t w)
     const plan_wave *wave = &rs->waves[w];
     uint64_t taken = 0;
 
-    for (uint32_t c = wave->first; c < wave->first + wave->count; c++) {
+    for (uint32_t c = wave->first; c < wave->first + wave->count && rs->local > 1; c++) {
         uint64_t bit = UINT64_C(1) << plan_cbar(rs->nodes, c) % rs->local;
         if (taken & bit) {
             uint32_t other = wave->first;
@@ -43,6 +43,7 @@ int plan_rs_init(plan_rs *rs, uint32_t nodes, uint32_t local, uint32_t w_wave, u
     rs->n_par = n_par;
     rs->n_part = n_part;
     rs->n_out = n_out;
+    rs->n_inbox = local > 1 || nodes < 2 ? local : w_wave < nodes - 1 ? w_wave : nodes - 1;
     if (nodes < 2)
         return TIDE_OK;
     rs->n_waves = (nodes + w_wave - 1) / w_wave;
@@ -86,13 +87,15 @@ uint64_t plan_rs_wave_mask(const plan_rs *rs, uint32_t wave, uint32_t j)
     const plan_wave *w = &rs->waves[wave];
     uint64_t mask = 0;
     for (uint32_t c = w->first; c < w->first + w->count; c++)
-        mask |= UINT64_C(1) << plan_subslice(rs->local, j, plan_cbar(rs->nodes, c));
+        mask |= UINT64_C(1) << plan_rs_block(rs, j, c);
     return mask;
 }
 
 uint64_t plan_rs_stale_mask(const plan_rs *rs, uint32_t g, uint32_t j)
 {
     uint32_t total = rs->n_waves * rs->n_part, generation = g % rs->n_par, previous;
+    if (rs->local == 1)
+        return 0;
     if (g >= rs->n_par)
         previous = g - rs->n_par;
     else /* the last wave of the call before that used this generation: itself when it is the only one */

@@ -21,6 +21,11 @@ static uint32_t count_rounds(uint32_t nodes, uint32_t w_wave, uint32_t k)
     return rounds;
 }
 
+double plan_wire_bytes(uint32_t local, double s32_bytes, uint32_t grad_item)
+{
+    return local == 1 ? s32_bytes / sizeof(float) * grad_item : s32_bytes;
+}
+
 static uint32_t clamp_ctas(double wanted)
 {
     return wanted >= MAX_CTAS ? MAX_CTAS : wanted >= 1 ? (uint32_t)wanted : 1;
@@ -29,11 +34,11 @@ static uint32_t clamp_ctas(double wanted)
 void plan_solve(const plan_rates *rates, uint32_t nodes, uint32_t local, uint32_t w_wave, uint32_t n_part,
                 uint64_t s32_bytes, uint32_t grad_item, plan_choice *out)
 {
-    double t_nic = (double)(nodes - 1) * (double)s32_bytes / rates->bw_nic;
+    double t_nic = (double)(nodes - 1) * plan_wire_bytes(local, (double)s32_bytes, grad_item) / rates->bw_nic;
     double traffic = local * (double)grad_item / 4 + 1; /* bytes read and written for each output byte */
     double land = t_nic > 0 ? ceil((double)s32_bytes / n_part / (eta_tail * t_nic * rates->bw_land)) : 1;
 
-    out->c_sum = clamp_ctas(ceil(gamma_skew * traffic * rates->bw_nic / rates->bw_sum));
+    out->c_sum = local == 1 ? 1 : clamp_ctas(ceil(gamma_skew * traffic * rates->bw_nic / rates->bw_sum));
     out->c_land = clamp_ctas(fmin(land, floor(rates->bw_cap / rates->bw_land)));
     out->k = 1;
     if (nodes < 2)

@@ -10,6 +10,10 @@
  *
  * Blocks are numbered J = q * (M - 1) + c - 1; block J lies in outbox block J mod n_out. c = M, the own node: spare q.
  *
+ * One rank a node (L = 1, a group of experts) has nothing to add in Level 1: its blocks are the gradients, copied in their
+ * own dtype, since what autograd made lies in no registered memory. A wave's blocks and the spare are widened and added in
+ * contributor order as they land; widening is exact, so the bits are those of fp32 blocks.
+ *
  * What orders what:
  *     freed    the owner has added the chunk that was in the staging slot    before a push into it
  *     filled   all local ranks' pushes of a chunk                            before it is added
@@ -41,6 +45,8 @@ typedef struct builder {
     int mode;
     uint32_t slot;
     uint64_t stride;      /* of an outbox, spare or inbox block */
+    bool single;          /* L = 1, M > 1 */
+    int block_dtype;      /* of what lies in blocks: sums, or gradients */
     uint64_t chunk;       /* elements a row */
     uint32_t n_chunks;    /* a block */
     uint64_t next_chunk;  /* chunks of this call so far */
@@ -165,7 +171,13 @@ static uint64_t block_pitch(const builder *b, uint32_t owner, block k)
 
 static uint64_t block_bytes(const builder *b, block k)
 {
-    return block_pitch(b, b->local_rank, k) * b->cut.rows * sizeof(float);
+    return block_pitch(b, b->local_rank, k) * b->cut.rows * tide_dtype_bytes(b->block_dtype);
+}
+
+/* Where contributor c's block lies in an inbox generation of local rank j. */
+static uint64_t inbox_offset(const builder *b, uint32_t j, uint32_t c)
+{
+    return plan_rs_block(b->rs, j, c) * b->stride;
 }
 
 /* Rank of row 0. With one node each rank owns its own output: one row, its own. */
@@ -310,9 +322,50 @@ static void sum(builder *b, const piece *c, op_addr to)
     }
 }
 
+/* The gradients of a block, or the zeros in it: padding, and the rest of its last vector when a put sends it. */
+static void copy_parts(builder *b, const piece *c, op_addr to, bool zeros)
+{
+    const geo_group *geo = &b->geo;
+    uint64_t rest = to.region == REGION_OUTBOX ? c->block_begin + c->pitch - c->end : 0;
+    bool any = false;
+    schedule_rect rects[SCHEDULE_MAX_RECTS];
+
+    for (uint32_t p = schedule_param_at(geo, c->begin); p < geo->n_params && geo->params[p].offset < c->end; p++) {
+        uint32_t n = schedule_rects(geo, p, c->first, b->cut.rows, c->begin, c->end, rects);
+        for (uint32_t i = 0; i < n; i++) {
+            const schedule_rect *r = &rects[i];
+            if (r->padding != zeros)
+                continue;
+            if (!any)
+                add(b, OP_COPY, STREAM_RS_SUM, PHASE_RS_SUM);
+            any = true;
+            run(b, zeros ? (op_addr){.space = SPACE_ZERO} : gradient(b, p, r->full),
+                moved(to, (r->at - c->block_begin) * b->item), r->width * b->item, r->rows,
+                zeros ? 0 : r->full_pitch * b->item, (r->strips ? r->strips : c->pitch) * b->item);
+        }
+    }
+    if (zeros && rest > 0 && c->end > c->begin) {
+        if (!any)
+            add(b, OP_COPY, STREAM_RS_SUM, PHASE_RS_SUM);
+        run(b, (op_addr){.space = SPACE_ZERO}, moved(to, (c->end - c->block_begin) * b->item), rest * b->item, 1, 0,
+            rest * b->item);
+    }
+}
+
+static void copy_block(builder *b, block k, op_addr to)
+{
+    piece c = block_piece(b, 0, k, 0); /* a chunk is the whole block */
+    copy_parts(b, &c, to, false);
+    copy_parts(b, &c, to, true);
+}
+
 /* Pushes of the own gradients to the other owners and the sum of the own sub-slice into `to`. */
 static void level1(builder *b, block k, op_addr to)
 {
+    if (b->single) {
+        copy_block(b, k, to);
+        return;
+    }
     for (uint32_t i = 0; i < b->n_chunks; i++, b->next_chunk++) {
         for (uint32_t d = 1; d < b->local; d++) {
             piece theirs = block_piece(b, (b->local_rank + d) % b->local, k, i);
@@ -427,7 +480,7 @@ static void send_round(builder *b, const plan_round *round, uint32_t pass, uint3
     for (uint32_t c = round->first; c < round->first + round->count && any; c++) {
         int32_t peer = rail_rank(b, node_plus(b, c));
         op_addr src = region(REGION_OUTBOX, BANK_CALL, b->rank, outbox_offset(b, remote_number(b, (block){c, pass})));
-        op_addr dst = region(REGION_INBOX, generation, (uint32_t)peer, subslice(b, b->local_rank, c) * b->stride);
+        op_addr dst = region(REGION_INBOX, generation, (uint32_t)peer, inbox_offset(b, b->local_rank, c));
         if (b->status == TIDE_OK)
             b->status = schedule_put_striped(b->s, peer, SIG_HEAD, n_ctx, &src, &dst, block_bytes(b, (block){c, pass}));
     }
@@ -532,6 +585,37 @@ static void land(builder *b, uint32_t g)
     }
 }
 
+/* L = 1: the wave's blocks in contributor order, the own one last and straight from its spare. */
+static void land_single(builder *b, const plan_wave *wave, uint32_t pass, uint32_t generation)
+{
+    uint32_t remote = tide_min_u64(wave->first + wave->count, b->nodes) - wave->first;
+    uint64_t begin, end, pitch;
+    op_segment row = {.rows = 1};
+
+    plan_cut_range(&b->cut, 0, pass, &begin, &end);
+    if (begin == end)
+        return;
+    row.dst = output(b, begin);
+    row.elems = end - begin;
+    row.dst_pitch = row.elems * sizeof(float);
+    pitch = row.elems * b->item;
+    if (remote > 0)
+        row.source[row.n_sets++] = (op_sources){
+            .at = region(REGION_INBOX, generation, b->rank, inbox_offset(b, 0, wave->first)),
+            .row_pitch = pitch,
+            .step = b->stride,
+            .count = remote,
+            .dtype = (uint16_t)b->dtype};
+    if (wave->first + wave->count > b->nodes)
+        row.source[row.n_sets++] = (op_sources){.at = region(REGION_SPARE, BANK_CALL, b->rank, pass * b->stride),
+                                                .row_pitch = pitch,
+                                                .count = 1,
+                                                .dtype = (uint16_t)b->dtype};
+    add(b, OP_REDUCE, STREAM_RS_LAND, PHASE_RS_LAND)->flags = OP_FINAL | (wave->first == 1 ? OP_BETA_CALL : OP_BETA_ONE);
+    if (b->status == TIDE_OK)
+        b->status = schedule_segment(b->s, &row);
+}
+
 /* Says to all ranks of the node, or hears from them, how far the waves are. A rank alone is in its stream's order. */
 static void node_fence(builder *b, int kind, int which, uint32_t g)
 {
@@ -548,27 +632,33 @@ static void wave_land(builder *b, uint32_t g)
     const plan_rs *rs = b->rs;
     uint32_t pass = g / rs->n_waves, generation = g % rs->n_par;
     const plan_wave *wave = &rs->waves[g % rs->n_waves];
+    bool with_own = wave->first + wave->count > b->nodes, last_own = with_own && pass == rs->n_part - 1;
     block own = {b->nodes, pass};
 
     zero_stale(b, g);
     if (!own_only(b, g))
         call_event(b, OP_JOIN, STREAM_RS_LAND, PHASE_RS_LAND, b->arrived + g);
-    if (wave->first + wave->count > b->nodes) {
+    if (with_own && pass == 0) /* the spares of all passes */
+        call_event(b, OP_JOIN, STREAM_RS_LAND, PHASE_RS_LAND, b->spared);
+    if (with_own && !b->single) {
         uint64_t bytes = block_bytes(b, own);
-        if (pass == 0) /* the spares of all passes */
-            call_event(b, OP_JOIN, STREAM_RS_LAND, PHASE_RS_LAND, b->spared);
         if (bytes > 0) {
             add(b, OP_COPY, STREAM_RS_LAND, PHASE_RS_LAND);
             run(b, region(REGION_SPARE, BANK_CALL, b->rank, pass * b->stride),
-                region(REGION_INBOX, generation, b->rank, subslice(b, b->local_rank, own.c) * b->stride), bytes, 1,
+                region(REGION_INBOX, generation, b->rank, inbox_offset(b, b->local_rank, own.c)), bytes, 1,
                 bytes, bytes);
         }
-        if (pass == rs->n_part - 1)
-            resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_SPARED, BANK_CALL, 0);
     }
+    if (last_own && !b->single)
+        resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_SPARED, BANK_CALL, 0);
     node_fence(b, OP_SIGNAL, WORD_A, g);
     node_fence(b, OP_WAIT, WORD_A, g);
-    land(b, g);
+    if (b->single)
+        land_single(b, wave, pass, generation);
+    else
+        land(b, g);
+    if (last_own && b->single)
+        resource_event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, EVENT_SPARED, BANK_CALL, 0);
     node_fence(b, OP_SIGNAL, WORD_B, g);
     if (g == rs->n_waves * rs->n_part - 1) /* the output is complete; the neighbours may still read my blocks */
         event(b, OP_RECORD, STREAM_RS_LAND, PHASE_RS_LAND, SCOPE_EXTERN, EVENT_DONE);
@@ -700,6 +790,8 @@ static int open_builder(builder *b, const tide_plan *plan, uint32_t group, uint3
     b->mode = options->mode;
     b->slot = plan->groups[group].slot;
     b->stride = plan->map.block_stride;
+    b->single = b->nodes > 1 && b->local == 1;
+    b->block_dtype = b->single ? options->grad_dtype : TIDE_F32;
     out->kind = kind;
     out->rank = rank;
     out->nodes = b->nodes;

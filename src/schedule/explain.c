@@ -131,7 +131,7 @@ static void text_memory(tide_text *t, const tide_plan *plan, uint32_t rank, cons
     snprintf(note, sizeof note, "2 banks of %u blocks", plan->rs.n_out);
     text_bytes(t, "outbox", b->outbox, note);
     text_bytes(t, "spare", b->spare, "own-node partials, 2 banks");
-    snprintf(note, sizeof note, "%u generations of %u blocks", plan->rs.n_par, plan->rs.local);
+    snprintf(note, sizeof note, "%u generations of %u blocks", plan->rs.n_par, plan->rs.n_inbox);
     text_bytes(t, "inbox", b->inbox, note);
     text_bytes(t, "total", b->total, "");
 }

@@ -107,6 +107,15 @@ static bool start_sum(simulation *s, uint32_t instance, uint32_t rank, const sch
     return true;
 }
 
+/* What a landing reads of its own GPU's memory for each byte of output, when all lies there (L = 1). */
+static double own_sources(const op_segment *g)
+{
+    double bytes = 0;
+    for (uint32_t k = 0; k < g->n_sets; k++)
+        bytes += g->source[k].count * item_bytes(g->source[k].dtype);
+    return bytes / sizeof(float);
+}
+
 /* Landing: unit a byte of output. The switch reads one from each local GPU and hands on one; without it all arrive. */
 static bool start_landing(simulation *s, uint32_t instance, uint32_t rank, const schedule *list, const op *o)
 {
@@ -125,6 +134,12 @@ static bool start_landing(simulation *s, uint32_t instance, uint32_t rank, const
     if (!flow)
         return false;
     hold(s, flow, ctas);
+    if (s->local == 1) {
+        demand(s, flow, rank, SIMULATE_HBM, (o->flags & OP_BETA_ONE ? 2 : 1) + own_sources(&list->segments[o->first]));
+        if (s->status == TIDE_OK)
+            flows_start(&s->flows, flow, s->now);
+        return true;
+    }
     demand(s, flow, rank, SIMULATE_HBM, o->flags & OP_BETA_ONE ? 3 : 2);
     demand(s, flow, rank, SIMULATE_NVLINK_IN, multicast ? 1 : q->count - 1);
     for (uint32_t i = 0; i < s->local; i++) {

@@ -178,7 +178,7 @@ static void check_fresh(actor *a, const target *t, const op_addr *from, uint64_t
     verify_name(a->v, a->self, name);
     object_name(a->v, t->first, where);
     verify_line(a->v, VERIFY_UNWRITTEN,
-                "%s sends [%llu, %llu) of %s, of which nobody has written all since it was last read", name,
+                "%s takes [%llu, %llu) of %s, of which nobody has written all since it was last read", name,
                 (unsigned long long)at, (unsigned long long)(at + bytes), where);
 }
 
@@ -423,6 +423,7 @@ static bool fold_row(actor *a, const op_segment *g, uint64_t row)
                 if (t.first)
                     one.first = t.first + j;
                 v->read.n = 0;
+                check_fresh(a, &one, &at, t.base, bytes);
                 read_span(a, &one, t.base, bytes, &v->read);
                 to_sums(a, &v->read, set->dtype, &one, t.base);
                 if (first)

@@ -127,6 +127,22 @@ static float lying_on(const reduce_case *c, uint32_t m, uint32_t j, uint32_t s, 
     return 0.0f;
 }
 
+/* One wave's sum: what lies on the node's ranks in their order; with one rank, what came from the contributors in theirs. */
+static float wave_sum(const reduce_case *c, uint32_t m, uint32_t s, uint32_t first, uint32_t last, place at)
+{
+    float sum;
+    if (c->local == 1) {
+        sum = gradient(c, (m + c->nodes - first) % c->nodes, at);
+        for (uint32_t k = first + 1; k <= last; k++)
+            sum = sum + gradient(c, (m + c->nodes - k) % c->nodes, at);
+        return sum;
+    }
+    sum = lying_on(c, m, 0, s, first, last, at);
+    for (uint32_t j = 1; j < c->local; j++)
+        sum = sum + lying_on(c, m, j, s, first, last, at);
+    return sum;
+}
+
 void reduce_exact(const reduce_case *c, uint32_t rank, float *out)
 {
     uint64_t elements = reduce_elements(c), slice = ((elements + c->local - 1) / c->local + 3) / 4 * 4;
@@ -141,10 +157,7 @@ void reduce_exact(const reduce_case *c, uint32_t rank, float *out)
         }
         for (uint32_t first = 1; first <= c->nodes; first += c->w_wave) {
             uint32_t last = first + c->w_wave - 1 < c->nodes ? first + c->w_wave - 1 : c->nodes;
-            float sum = lying_on(c, m, 0, (uint32_t)(e / slice), first, last, at);
-            for (uint32_t j = 1; j < c->local; j++)
-                sum = sum + lying_on(c, m, j, (uint32_t)(e / slice), first, last, at);
-            y = add_scaled(y, c->alpha, sum);
+            y = add_scaled(y, c->alpha, wave_sum(c, m, (uint32_t)(e / slice), first, last, at));
         }
         out[e] = y;
     }

@@ -388,7 +388,7 @@ static void random_options(world *w)
     o->mode = dice(2);
     o->k = 1 + dice(4);
     for (;;) {
-        o->w_wave = 1 + dice(local);
+        o->w_wave = 1 + dice(local > 1 ? local : 5);
         if (plan_rs_init(&rs, nodes, local, (uint32_t)o->w_wave, (uint32_t)o->k, 2, (uint32_t)o->n_part, 0) == TIDE_OK)
             break;
     }
@@ -467,6 +467,9 @@ static void named_shapes(void **state)
         {2, 1, 1, 1, 2, 1, TIDE_AUTO},
         {2, 1, 1, 1, 2, 3, 2},
         {7, 1, 1, 1, 2, 1, 2},                          /* no neighbours */
+        {7, 1, 3, 2, 2, 1, 3},                          /* ... several of them a landing, the own one alone in the last */
+        {7, 1, 4, 2, 2, 2, 4},                          /* ... the own one beside others */
+        {9, 1, 64, 4, 1, 1, TIDE_AUTO},
         {9, 2, 2, 2, 2, 2, 4},
         {10, 4, 4, 3, 2, 1, TIDE_AUTO},
         {3, 8, 3, 2, 2, 1, TIDE_AUTO},                  /* more sub-slices than contributors: zeros are added */

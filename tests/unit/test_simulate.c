@@ -198,7 +198,7 @@ static tide_plan *random_plan(bool even)
     o.n_push = 1 + (int64_t)(2 * uniform());
     o.head_bytes = 1024 + (int64_t)(100000 * uniform());
     o.n_part = 1 + (int64_t)(2 * uniform());
-    o.w_wave = uniform() < 0.5 ? local : 1;
+    o.w_wave = uniform() < 0.5 ? (local > 1 ? local : 3) : 1;
     o.k = 1 + (int64_t)(3 * uniform());
     o.mode = uniform() < 0.3;
     return plan_of(nodes, local, params, each, &o);

@@ -561,7 +561,7 @@ static tide_plan *draw_plan(random_plan *r, uint64_t seed)
             draw_group(&r->groups[g], r->params[g], n_ranks);
 #define KNOB(name, value) r->options.name = dice(2) ? (int64_t)(value) : options.name
         KNOB(mode, dice(2));
-        KNOB(w_wave, 1 + dice(r->topology.local));
+        KNOB(w_wave, 1 + dice(r->topology.local > 1 ? r->topology.local : 8));
         KNOB(k, 1 + dice(4));
         KNOB(n_par, 2);
         KNOB(n_part, 1 + dice(4));
