@@ -140,8 +140,7 @@ def own_rows():
     for name, (_, words) in GPU_TABLES.items():
         for mib, _, _, ms in gpu_rows(name):
             if mib in OWN_SIZES:
-                one_push = ["--shard", str(int(mib) * MIB), "--target", "1", "--n-push", "1"]  # as measured
-                document = run([*words.split(), *one_push], "h200-x2", local=2)
+                document = run([*words.split(), "--shard", str(int(mib) * MIB), "--target", "1"], "h200-x2", local=2)
                 out.append((name, int(mib), ms, document["calls"][0]["seconds"] * 1e3))
     return out
 

@@ -100,8 +100,7 @@ TIDE_API void tide_log_set(tide_log_fn fn, void *context);
     X(n_par, TIDE_AUTO, 1, 2, "inbox generations (default: 1 for one wave, else 2)")                \
     X(n_part, TIDE_AUTO, 1, 64, "passes over each sub-slice (default: 1)")                          \
     X(n_out, TIDE_AUTO, 1, 65472, "outbox blocks a bank (default: full In-Place, 2k-bound Slot-Reuse)") \
-    X(n_stg, TIDE_AUTO, 1, 16, "staging slots a rank (default: n_push + 1)")                           \
-    X(n_push, TIDE_AUTO, 1, 2, "streams that push to an owner, chunks in turn (default: 2 on one node of 2 GPUs, else 1)") \
+    X(n_stg, 2, 1, 16, "staging slots a rank")                                                      \
     X(chunk, TIDE_AUTO, 16, INT64_C(1) << 40, "elements of a staging chunk")                        \
     X(c_sum, TIDE_AUTO, 1, 148, "CTAs (host: ignored) that sum Level 1")                            \
     X(c_land, TIDE_AUTO, 1, 148, "CTAs (host: ignored) that land a wave")                           \
@@ -123,8 +122,8 @@ typedef struct tide_options {
 
 #define TIDE_OPTIONS_INIT                                                                           \
     {                                                                                               \
-        sizeof(tide_options), 0, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO,  \
-            TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 4, 2, INT64_C(8) << 20, TIDE_AUTO, 0, 600000, 0, 0  \
+        sizeof(tide_options), 0, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 2,          \
+            TIDE_AUTO, TIDE_AUTO, TIDE_AUTO, 4, 2, INT64_C(8) << 20, TIDE_AUTO, 0, 600000, 0, 0     \
     }
 
 typedef struct tide_knob_info {

@@ -12,10 +12,10 @@ enum { DEFAULT_CALLS = 6000, DEFAULT_MODEL_CALLS = 20, DEFAULT_LIFETIME = 10000,
 
 /* How many collectives ran under what. */
 enum {
-    BY_NODES, BY_LOCAL, BY_WAVES, BY_PASSES, BY_PUSH, BY_OUTBOX, BY_STALE, BY_MASK, BY_MODE, BY_VALUES, BY_PROCS, BY_ORDER,
+    BY_NODES, BY_LOCAL, BY_WAVES, BY_PASSES, BY_OUTBOX, BY_STALE, BY_MASK, BY_MODE, BY_VALUES, BY_PROCS, BY_ORDER,
     BY_DELAY, BY_SLOW, BY_AGAIN, BY_KINDS
 };
-static const uint8_t no_yes[] = {0, 1, CHECK_END}, values[] = {0, 1, 2, 3, CHECK_END}, push[] = {1, 2, CHECK_END};
+static const uint8_t no_yes[] = {0, 1, CHECK_END}, values[] = {0, 1, 2, 3, CHECK_END};
 static const uint8_t waves[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, CHECK_END}, passes[] = {1, 2, 3, 4, CHECK_END};
 static const struct {
     const char *name;
@@ -25,7 +25,6 @@ static const struct {
     {"local", check_local},
     {"waves", waves},
     {"passes", passes},
-    {"push_streams", push},
     {"partial_outbox", no_yes},
     {"stale_blocks", no_yes},
     {"masks", no_yes},
@@ -67,7 +66,6 @@ static void count_config(tally *t, const check_config *config, const check_share
             continue;
         t->by[BY_WAVES][config->n_waves]++;
         t->by[BY_PASSES][config->n_part]++;
-        t->by[BY_PUSH][config->n_push]++;
         t->by[BY_OUTBOX][config->partial]++;
         t->by[BY_STALE][config->stale]++;
         t->by[BY_MASK][call->subset]++;

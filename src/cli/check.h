@@ -66,7 +66,7 @@ typedef struct check_config {
     uint32_t n_runs;
     const check_run *run; /* the one under way */
     uint32_t w_wave;
-    uint32_t n_waves, n_part, n_push;
+    uint32_t n_waves, n_part;
     bool partial, stale, node_landing;
     uint32_t n_groups, n_slots;
     check_group *groups;

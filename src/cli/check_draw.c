@@ -72,8 +72,6 @@ static void roll_free_knobs(const cli *c, dice *d, const tide_topology *t, tide_
     if (chance(d, 2))
         set_knob(c, o, "n_stg", 1 + (int64_t)roll(d, 4));
     if (chance(d, 2))
-        set_knob(c, o, "n_push", 1 + (int64_t)roll(d, 2));
-    if (chance(d, 2))
         set_knob(c, o, "chunk", 16 + (int64_t)roll(d, 200));
     if (chance(d, 2))
         set_knob(c, o, "n_ctx", 1 + (int64_t)roll(d, 5));
@@ -186,7 +184,6 @@ static void note_plan(check_config *config, const tide_plan *plan)
 
     config->w_wave = (uint32_t)plan->options.w_wave;
     config->n_part = plan->rs.n_part;
-    config->n_push = (uint32_t)plan->options.n_push;
     config->n_waves = plan->rs.n_waves ? plan->rs.n_waves : 1;
     config->partial = plan->rs.n_out < plan->rs.n_blocks;
     for (uint32_t g = 0; g < plan->rs.n_waves * plan->rs.n_part; g++)

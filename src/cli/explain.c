@@ -175,23 +175,6 @@ static void explain_chunk(const scene *s)
         alternative(s, "chunk", o->chunk / 4);
 }
 
-static void explain_push(const scene *s)
-{
-    const tide_options *o = &s->plan->options;
-
-    printf("  n_push %lld: %s\n", (long long)o->n_push,
-           by(s, "n_push",
-              o->n_push == 2 ? "one stream's copy engine drains and its signal is written while the other one pushes"
-                             : "hardware queues for two streams are there on one node of 2 GPUs, In-Place; two need slots"));
-    alternative(s, "n_push", 3 - o->n_push);
-    printf("  n_stg %lld: %s\n", (long long)o->n_stg,
-           by(s, "n_stg", "a slot that fills for each push stream, and one that is added"));
-    if (o->n_stg > 1)
-        alternative(s, "n_stg", o->n_stg - 1);
-    if (o->n_stg < 16)
-        alternative(s, "n_stg", o->n_stg + 1);
-}
-
 int cli_explain(const cli *c, const plan_machine *m, const tide_topology *topology, const tide_group_desc *descs,
                 uint32_t n_groups, const tide_plan *plan)
 {
@@ -213,9 +196,7 @@ int cli_explain(const cli *c, const plan_machine *m, const tide_topology *topolo
     explain_solver(&s);
     if (topology->nodes > 1)
         explain_waves(&s);
-    if (topology->local > 1) {
+    if (topology->local > 1)
         explain_chunk(&s);
-        explain_push(&s);
-    }
     return CLI_OK;
 }

@@ -19,7 +19,6 @@ typedef struct named_shape {
 
 static const named_shape proved_shapes[] = {
     {"one node", NULL, 1, 8, 3, 8, 40, {{0}}},
-    {"one node, two push streams", NULL, 1, 4, 3, 6, 40, {{"n_push", "2"}, {"n_stg", "3"}, {"chunk", "64"}}},
     {"one node, multicast", NULL, 1, 8, 3, 8, 40, {{"multicast", "1"}, {"n_stg", "1"}}},
     {"M = 5, heads and tails", NULL, 5, 2, 3, 8, 40, {{"head_bytes", "4096"}, {"n_ctx", "2"}}},
     {"stale blocks, partial outbox",
@@ -31,7 +30,7 @@ static const named_shape proved_shapes[] = {
      20,
      {{"w_wave", "2"}, {"k", "2"}, {"n_par", "2"}, {"n_out", "4"}, {"chunk", "256"}}},
     {"odd waves", NULL, 5, 2, 3, 6, 40, {{"w_wave", "2"}, {"chunk", "64"}}},
-    {"three passes", NULL, 3, 4, 3, 6, 40, {{"n_part", "3"}, {"chunk", "64"}, {"w_wave", "2"}, {"n_push", "2"}}},
+    {"three passes", NULL, 3, 4, 3, 6, 40, {{"n_part", "3"}, {"chunk", "64"}, {"w_wave", "2"}}},
     {"Slot-Reuse", NULL, 4, 4, 3, 6, 40, {{"mode", "1"}, {"w_wave", "2"}, {"chunk", "64"}}},
     {"one rank a node", NULL, 9, 1, 3, 6, 40, {{"w_wave", "3"}, {"n_part", "2"}, {"n_out", "6"}}},
     {"P = 30 at 8 x 8", NULL, 8, 8, 2, 30, 40, {{0}}},
@@ -255,7 +254,7 @@ static int mutate(const cli *c, const char *name, const tide_plan *plan, int64_t
 static int mutate_small(const cli *c, mutate_result *sum)
 {
     static const char *const knobs[][3][2] = {
-        {{"chunk", "64"}, {"n_push", "2"}},
+        {{"chunk", "64"}},
         {{"n_part", "2"}, {"n_ctx", "2"}},
         {{"mode", "1"}, {"k", "1"}},
         {{"multicast", "1"}, {"head_bytes", "256"}},

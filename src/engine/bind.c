@@ -77,7 +77,7 @@ static int count_items(binder *b, sizes *n)
         uint64_t end = (uint64_t)o->first + o->count, v;
         uint64_t have[OP_KIND_COUNT] = {[OP_COPY] = s->n_runs, [OP_REDUCE] = s->n_segments, [OP_PUT] = s->n_puts,
                                         [OP_SIGNAL] = s->n_posts, [OP_WAIT] = s->n_posts};
-        if (o->kind >= OP_KIND_COUNT || o->stream >= schedule_streams(b->e->local) || o->phase >= PHASE_COUNT)
+        if (o->kind >= OP_KIND_COUNT || o->stream >= STREAM_RS_PUSH0 + b->e->local || o->phase >= PHASE_COUNT)
             return bad(b, "kind, stream or phase out of range");
         if (o->kind < OP_RECORD && end > have[o->kind])
             return bad(b, "items out of range");
@@ -519,7 +519,7 @@ static int bind_ops(binder *b)
 static int bind_calls(binder *b)
 {
     const fab_device_verbs *verbs = b->e->device->verbs;
-    uint32_t *ops = tide_calloc(schedule_streams(b->e->local), sizeof *ops);
+    uint32_t *ops = tide_calloc(STREAM_RS_PUSH0 + b->e->local, sizeof *ops);
     int status;
     if (!ops)
         return TIDE_ERR_MEMORY;

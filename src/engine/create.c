@@ -217,7 +217,7 @@ int engine_create(fab_device *device, const tide_plan *plan, engine **out)
         if (plan->options.multicast == 1 && device->no_multicast) /* found out just now, on all ranks */
             status = tide_fail(TIDE_ERR_UNSUPPORTED, "multicast: 1, expected 0: %s", device->no_multicast);
         if (status == TIDE_OK)
-            status = verbs->queue_create(device, schedule_streams(e->local), &e->queue);
+            status = verbs->queue_create(device, STREAM_RS_PUSH0 + e->local, &e->queue);
         if (status == TIDE_OK)
             status = events_init(e);
         status = verbs->agree(device, create_rails(e, status));

@@ -114,34 +114,17 @@ static int resolve_waves(tide_plan *plan, const plan_rates *rates, const plan_no
     return TIDE_OK;
 }
 
-/* A second stream to an owner pushes while the first one's copy engine drains and its signal is written: 2.4 us a chunk on two
- * H200s. It takes one of the eight hardware queues that a process has by default: two GPUs leave one, unless the copy of
- * Slot-Reuse takes it. Both streams' chunks may be under way while one more is added. */
-static void resolve_push(tide_plan *plan)
-{
-    tide_options *o = &plan->options;
-    if (o->n_push == TIDE_AUTO)
-        o->n_push = o->target == 1 && plan->topology.nodes == 1 && plan->topology.local == 2 && o->mode == 0 &&
-                            o->n_stg != 1
-                        ? 2
-                        : 1;
-    if (o->n_stg == TIDE_AUTO)
-        o->n_stg = o->n_push + 1;
-}
-
 /* Elements of a chunk when the knob is left to the plan; `most`: of the largest block. On CPUs a chunk fits the second-level
  * cache. On GPUs a chunk costs its stream some 13 us beside its bytes (two H200s: a reduce-scatter of 512 MiB takes 1.49, 1.14,
  * 0.94 ms with staging slots of 4, 8, 16 MiB; data that is still in the second-level cache is not added faster), and the last
- * one is added when nothing is pushed any more: a quarter of the block, within bounds. Two push streams hide much of that
- * cost: an eighth, and at most half as much. No block is cut into more than MAX_AUTO_CHUNKS. */
+ * one is added when nothing is pushed any more: a quarter of the block, within bounds. No block is cut into more than
+ * MAX_AUTO_CHUNKS. */
 static uint64_t auto_chunk(const tide_plan *plan, uint64_t most)
 {
     uint64_t local = plan->topology.local, chunk = DEFAULT_CHUNK;
     if (plan->options.target == 1 && local > 1) {
         uint64_t senders = (plan->topology.nodes > 1 ? local : 1) * (local - 1); /* rows that share a slot */
-        uint64_t n_push = (uint64_t)plan->options.n_push;
-        uint64_t slot = tide_max_u64(most / (4 * n_push), GPU_MIN_SLOT / senders);
-        slot = tide_min_u64(slot, GPU_MAX_SLOT / n_push / senders);
+        uint64_t slot = tide_min_u64(tide_max_u64(most / 4, GPU_MIN_SLOT / senders), GPU_MAX_SLOT / senders);
         chunk = tide_max_u64(chunk, tide_align_up(slot, PLAN_VECTOR));
     }
     return tide_max_u64(chunk, tide_align_up(tide_ceil_div(most, MAX_AUTO_CHUNKS), PLAN_VECTOR));
@@ -245,7 +228,6 @@ int plan_create(const tide_topology *topology, const tide_group_desc *groups, ui
         plan->n_groups = i + 1;
     }
     assign_slots(plan);
-    resolve_push(plan);
     status = resolve_waves(plan, rates, node_rates);
     if (status == TIDE_OK)
         status = cut_groups(plan);

@@ -124,13 +124,7 @@ static inline bool plan_shared_landing(const tide_plan *plan)
 }
 
 /* Local resources, each with two counter words a poster. */
-#define PLAN_MAX_PUSH 2 /* push streams an owner: the most that n_push may be */
-enum {
-    RESOURCE_STAGING,
-    RESOURCE_INBOX,
-    RESOURCE_PUSH0, /* push stream i of an owner: + i */
-    RESOURCE_SLOT0 = RESOURCE_PUSH0 + PLAN_MAX_PUSH /* slot q: + q */
-};
+enum { RESOURCE_STAGING = 0, RESOURCE_INBOX = 1, RESOURCE_SLOT0 = 2 }; /* slot q: RESOURCE_SLOT0 + q */
 
 /* Counters and rail words of one rank. A local word has a cache line of its own; a rail word counts the signals that arrived and
  * those consumed, for each lane, peer node, context and signal index. */

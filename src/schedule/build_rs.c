@@ -50,9 +50,8 @@ typedef struct builder {
     uint64_t chunk;       /* elements a row */
     uint32_t n_chunks;    /* a block */
     uint64_t next_chunk;  /* chunks of this call so far */
-    uint32_t n_push;      /* streams to an owner; chunk i goes by stream i mod n_push */
     uint32_t next_block, next_round; /* remote blocks and rounds (of all passes) that Level 1 has so far */
-    uint32_t stashed, spared, summed, arrived; /* call events; pushed to owner j by stream i: i * L + j */
+    uint32_t stashed, spared, summed, arrived; /* call events; pushed to owner j: j */
     int status; /* sticky: after a failure nothing is appended */
     op ignored; /* what a caller's stores go to then */
 } builder;
@@ -214,17 +213,6 @@ static op_addr staged(const builder *b, const piece *c, uint32_t owner, uint32_t
     return region(REGION_STAGING, (uint32_t)(c->number % (uint64_t)b->plan->options.n_stg), owner, at * b->item);
 }
 
-static int push_stream(const builder *b, uint32_t owner, uint64_t number)
-{
-    return (int)(STREAM_RS_PUSH0 + number % b->n_push * b->local + owner);
-}
-
-/* Two streams' pushes end in any order, but a word is posted in order: each stream counts its own chunks. */
-static op *filled(builder *b, int kind, int stream, int phase, uint64_t number)
-{
-    return local_op(b, kind, stream, phase, (int)(RESOURCE_PUSH0 + number % b->n_push), WORD_A, number / b->n_push + 1);
-}
-
 static uint64_t staging_pitch(const builder *b, const schedule_rect *r)
 {
     return (r->strips ? r->strips : b->chunk) * b->item;
@@ -234,12 +222,12 @@ static void push(builder *b, const piece *c)
 {
     uint32_t contributor = b->local_rank - (b->local_rank > c->owner), n_stg = (uint32_t)b->plan->options.n_stg;
     uint32_t owner = b->node * b->local + c->owner;
-    int stream = push_stream(b, c->owner, c->number);
+    int stream = (int)(STREAM_RS_PUSH0 + c->owner);
     const geo_group *geo = &b->geo;
     bool any = false;
     schedule_rect rects[SCHEDULE_MAX_RECTS];
 
-    if (c->number < b->n_push || c->number >= n_stg) { /* a stream's first chunk has waited for all slots */
+    if (c->number == 0 || c->number >= n_stg) { /* the first chunk has waited for all slots */
         local_op(b, OP_WAIT, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_B,
                  c->number < n_stg ? 0 : c->number - n_stg + 1);
         local_post(b, c->owner);
@@ -257,7 +245,7 @@ static void push(builder *b, const piece *c)
                 r->width * b->item, r->rows, r->full_pitch * b->item, staging_pitch(b, r));
         }
     }
-    filled(b, OP_SIGNAL, stream, PHASE_RS_PUSH, c->number);
+    local_op(b, OP_SIGNAL, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_A, c->number + 1);
     local_post(b, c->owner);
 }
 
@@ -285,7 +273,7 @@ static void sum(builder *b, const piece *c, op_addr to)
     schedule_rect rects[SCHEDULE_MAX_RECTS];
 
     if (b->local > 1) {
-        op *o = filled(b, OP_WAIT, STREAM_RS_SUM, PHASE_RS_SUM, c->number);
+        op *o = local_op(b, OP_WAIT, STREAM_RS_SUM, PHASE_RS_SUM, RESOURCE_STAGING, WORD_A, c->number + 1);
         o->flags = c->number == 0 ? OP_CHECK_TAG : 0; /* no poster is in a later call: it would need my `freed` */
         post_all(b, false);
     }
@@ -419,25 +407,23 @@ static void begin_reads(builder *b)
 {
     if (b->mode == 1) /* behind the copy into the slot, which ran on this stream */
         call_event(b, OP_RECORD, STREAM_RS_STASH, PHASE_RS_STASH, b->stashed);
-    for (uint32_t d = 0; d < b->local; d++)
-        for (uint32_t i = 0; i < (d ? b->n_push : 1); i++) {
-            int stream = d ? push_stream(b, (b->local_rank + d) % b->local, i) : STREAM_RS_SUM;
-            int phase = d ? PHASE_RS_PUSH : PHASE_RS_SUM;
-            if (d == 0 || b->mode == 0) /* the output, and gradients that are not in the slot */
-                event(b, OP_JOIN, stream, phase, SCOPE_EXTERN, EVENT_IN);
-            if (b->mode == 1)
-                call_event(b, OP_JOIN, stream, phase, b->stashed);
-        }
+    for (uint32_t d = 0; d < b->local; d++) {
+        int stream = d ? (int)(STREAM_RS_PUSH0 + (b->local_rank + d) % b->local) : STREAM_RS_SUM;
+        int phase = d ? PHASE_RS_PUSH : PHASE_RS_SUM;
+        if (d == 0 || b->mode == 0) /* the output, and gradients that are not in the slot */
+            event(b, OP_JOIN, stream, phase, SCOPE_EXTERN, EVENT_IN);
+        if (b->mode == 1)
+            call_event(b, OP_JOIN, stream, phase, b->stashed);
+    }
 }
 
 static void end_reads(builder *b)
 {
-    for (uint32_t d = 1; d < b->local; d++)
-        for (uint32_t i = 0; i < b->n_push; i++) {
-            uint32_t owner = (b->local_rank + d) % b->local, pushed = i * b->local + owner;
-            call_event(b, OP_RECORD, push_stream(b, owner, i), PHASE_RS_PUSH, pushed);
-            call_event(b, OP_JOIN, STREAM_RS_SUM, PHASE_RS_SUM, pushed);
-        }
+    for (uint32_t d = 1; d < b->local; d++) {
+        uint32_t owner = (b->local_rank + d) % b->local;
+        call_event(b, OP_RECORD, (int)(STREAM_RS_PUSH0 + owner), PHASE_RS_PUSH, owner);
+        call_event(b, OP_JOIN, STREAM_RS_SUM, PHASE_RS_SUM, owner);
+    }
     event(b, OP_RECORD, STREAM_RS_SUM, PHASE_RS_SUM, SCOPE_EXTERN, EVENT_READ_DONE);
     if (b->mode == 1)
         event(b, OP_RECORD, STREAM_RS_SUM, PHASE_RS_SUM, SCOPE_EXTERN, EVENT_FREE)->bank = (uint16_t)b->slot;
@@ -745,17 +731,14 @@ static void size_chunks(builder *b)
     }
     /* a call without elements still has one chunk a block, so that ranks that call differently notice */
     b->n_chunks = (uint32_t)tide_max_u64(1, tide_ceil_div(b->cut.part, b->chunk));
-    b->n_push = (uint32_t)b->plan->options.n_push;
-    if (b->n_chunks == 1 && b->nodes == 1) /* a second stream would have nothing to push */
-        b->n_push = 1;
 }
 
 static int number_events(builder *b)
 {
     uint32_t rounds = b->rs->n_rounds * b->rs->n_part, waves = b->rs->n_waves * b->rs->n_part;
-    b->stashed = b->n_push * b->local;
-    b->spared = b->stashed + 1;
-    b->summed = b->stashed + 2;
+    b->stashed = b->local;
+    b->spared = b->local + 1;
+    b->summed = b->local + 2;
     b->arrived = b->summed + rounds;
     b->s->n_call_events = b->arrived + waves;
     if (b->s->n_call_events > UINT16_MAX)
@@ -826,8 +809,6 @@ int schedule_build_rs(const tide_plan *plan, uint32_t group, uint32_t rank, cons
         build_nodes(&b);
     if (b.status == TIDE_OK && b.local > 1)
         b.status = schedule_set_step(out, RESOURCE_STAGING, b.next_chunk);
-    for (uint32_t i = 0; i < b.n_push && b.status == TIDE_OK && b.local > 1; i++)
-        b.status = schedule_set_step(out, RESOURCE_PUSH0 + i, (b.next_chunk + b.n_push - 1 - i) / b.n_push);
     return close_builder(&b);
 }
 

@@ -6,7 +6,7 @@
 
 #include "schedule/schedule.h"
 
-enum { N_STREAMS = STREAM_RS_PUSH0 + PLAN_MAX_PUSH * TIDE_MAX_LOCAL, SHOWN_WAVES = 8 };
+enum { N_STREAMS = STREAM_RS_PUSH0 + TIDE_MAX_LOCAL, SHOWN_WAVES = 8 };
 
 /* What one rank enqueues for one kind of call. */
 typedef struct tally {
@@ -136,7 +136,7 @@ static void text_memory(tide_text *t, const tide_plan *plan, uint32_t rank, cons
     text_bytes(t, "total", b->total, "");
 }
 
-static void text_tally(tide_text *t, const char *what, uint32_t group, uint32_t local, const tally *c)
+static void text_tally(tide_text *t, const char *what, uint32_t group, const tally *c)
 {
     char name[24];
 
@@ -150,7 +150,7 @@ static void text_tally(tide_text *t, const char *what, uint32_t group, uint32_t 
         (unsigned long long)c->put_bytes, (unsigned long long)c->posts);
     for (int i = 0; i < N_STREAMS; i++)
         if (c->stream[i])
-            tide_text_put(t, " %s %llu", op_stream_name(i, local, name), (unsigned long long)c->stream[i]);
+            tide_text_put(t, " %s %llu", op_stream_name(i, name), (unsigned long long)c->stream[i]);
     tide_text_put(t, "\n");
 }
 
@@ -169,8 +169,8 @@ static void text_plan(tide_text *t, const tide_plan *plan, uint32_t rank, const 
     text_rounds(t, plan);
     text_memory(t, plan, rank, bytes);
     tide_text_put(
-        t, "\ncounters of a rank: %u resources (staging, %d push streams, inbox, %u landing slots) with 2 words for each of %u posters",
-        schedule_resources(plan), PLAN_MAX_PUSH, plan->n_slots, plan->topology.local);
+        t, "\ncounters of a rank: %u resources (staging, inbox, %u landing slots) with 2 words for each of %u posters",
+        schedule_resources(plan), plan->n_slots, plan->topology.local);
     if (plan->topology.nodes > 1)
         tide_text_put(
             t, "; on the rail %u signals on each of %lld contexts of %u peers, all_gather and reduce_scatter apart",
@@ -239,7 +239,7 @@ static void json_rounds(tide_text *t, const tide_plan *plan)
     put_u64(t, "blocks", rs->n_blocks);
 }
 
-static void json_tally(tide_text *t, const char *what, uint32_t group, uint32_t local, const tally *c)
+static void json_tally(tide_text *t, const char *what, uint32_t group, const tally *c)
 {
     char name[24];
     bool first = true;
@@ -258,7 +258,7 @@ static void json_tally(tide_text *t, const char *what, uint32_t group, uint32_t 
     for (int i = 0; i < N_STREAMS; i++) {
         if (!c->stream[i])
             continue;
-        tide_text_put(t, "%s\"%s\": %llu", first ? "" : ", ", op_stream_name(i, local, name),
+        tide_text_put(t, "%s\"%s\": %llu", first ? "" : ", ", op_stream_name(i, name),
                       (unsigned long long)c->stream[i]);
         first = false;
     }
@@ -313,7 +313,7 @@ static int put_schedules(tide_text *t, const tide_plan *plan, uint32_t rank, boo
                 if (whole)
                     (json ? schedule_print_json : schedule_print)(&s, plan, t);
                 else
-                    (json ? json_tally : text_tally)(t, what[kind], g, plan->topology.local, &c);
+                    (json ? json_tally : text_tally)(t, what[kind], g, &c);
             }
             schedule_clear(&s);
             if (status != TIDE_OK)

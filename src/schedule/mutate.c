@@ -59,7 +59,7 @@ static void judge(mutator *m, int mutation, uint32_t index, const char *detail)
         tide_text_put(m->options->out, "%s: %s %s: %s of group %u, rank %u op %u %s on %s (%s)\n",
                       verdict_names[verdict], mutation_names[mutation], detail,
                       m->s->kind == SCHEDULE_AG ? "all_gather" : "reduce_scatter", m->program->group, m->rank, index,
-                      op_names[o->kind], op_stream_name(o->stream, m->s->local, stream), op_phase_name(o->phase));
+                      op_names[o->kind], op_stream_name(o->stream, stream), op_phase_name(o->phase));
 }
 
 /* The op list with op `gone` left out (UINT32_MAX: none) and ops a and b exchanged. */

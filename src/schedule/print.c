@@ -16,19 +16,17 @@ static unsigned long long ull(uint64_t value)
 
 static const char *resource_name(uint32_t resource, char buffer[24])
 {
-    static const char *const names[RESOURCE_SLOT0] = {"staging", "inbox", "push", "pushb"};
     if (resource >= RESOURCE_SLOT0)
         snprintf(buffer, 24, "slot%u", resource - RESOURCE_SLOT0);
     else
-        snprintf(buffer, 24, "%s", names[resource]);
+        snprintf(buffer, 24, "%s", resource == RESOURCE_STAGING ? "staging" : "inbox");
     return buffer;
 }
 
 /* "slot3.free" */
 static const char *counter_name(const op *o, char buffer[64])
 {
-    static const char *const words[RESOURCE_SLOT0 + 1][2] = {
-        {"", "freed"}, {"armed", "landed"}, {"filled", ""}, {"filled", ""}, {"free", "done"}};
+    static const char *const words[3][2] = {{"filled", "freed"}, {"armed", "landed"}, {"free", "done"}};
     char resource[24];
     snprintf(buffer, 64, "%s.%s", resource_name(o->resource, resource),
              words[o->resource < RESOURCE_SLOT0 ? o->resource : RESOURCE_SLOT0][o->which]);
@@ -170,7 +168,7 @@ void schedule_print(const schedule *s, const tide_plan *plan, tide_text *out)
         const op *o = &s->ops[i];
         if (s->kind == SCHEDULE_RS && i == s->n_read)
             tide_text_put(out, "  network phase\n");
-        tide_text_put(out, "  %5u  %-11s%-7s ", i, op_stream_name(o->stream, s->local, name), kind_names[o->kind]);
+        tide_text_put(out, "  %5u  %-11s%-7s ", i, op_stream_name(o->stream, name), kind_names[o->kind]);
         switch (o->kind) {
         case OP_COPY:
             text_copy(s, o, out);
@@ -268,7 +266,7 @@ static void json_op(const schedule *s, const op *o, tide_text *out)
     char name[64];
 
     tide_text_put(out, "{\"kind\": \"%s\", \"stream\": \"%s\", \"phase\": \"%s\"", kind_names[o->kind],
-                  op_stream_name(o->stream, s->local, name), op_phase_name(o->phase));
+                  op_stream_name(o->stream, name), op_phase_name(o->phase));
     if (o->kind == OP_COPY)
         tide_text_put(out, ", \"src_dtype\": \"%s\", \"dst_dtype\": \"%s\"", tide_dtype_name(o->src_dtype),
                       tide_dtype_name(o->dst_dtype));

@@ -6,15 +6,14 @@
 _Static_assert((int)SIG_COUNT == (int)PLAN_RAIL_SIGNALS,
                "the rail words in plan_control_bytes have one word a signal index");
 
-const char *op_stream_name(int stream, uint32_t local, char buffer[24])
+const char *op_stream_name(int stream, char buffer[24])
 {
     static const char *const names[] = {"ag.ready", "ag.call", "ag.scatter", "ag.done",
                                         "rs.stash", "rs.sum",  "rs.net",     "rs.land"};
     if (stream >= 0 && stream < STREAM_RS_PUSH0)
         snprintf(buffer, 24, "%s", names[stream]);
     else
-        snprintf(buffer, 24, "rs.push%u%s", (uint32_t)(stream - STREAM_RS_PUSH0) % local,
-                 (uint32_t)(stream - STREAM_RS_PUSH0) < local ? "" : "b");
+        snprintf(buffer, 24, "rs.push%d", stream - STREAM_RS_PUSH0);
     return buffer;
 }
 

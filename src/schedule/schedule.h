@@ -23,10 +23,9 @@ enum op_stream {
     STREAM_RS_SUM,     /* Level 1 */
     STREAM_RS_NET,     /* the rail */
     STREAM_RS_LAND,    /* zero, own spare, Level 2 landing */
-    STREAM_RS_PUSH0    /* + i * L + owner's local rank: pushes of every n_push-th chunk to that owner (own index unused) */
+    STREAM_RS_PUSH0    /* + owner's local rank: pushes to that owner (own index unused) */
 };
-static inline uint32_t schedule_streams(uint32_t local) { return STREAM_RS_PUSH0 + PLAN_MAX_PUSH * local; }
-const char *op_stream_name(int stream, uint32_t local, char buffer[24]); /* "rs.push3", the second to that owner "rs.push3b" */
+const char *op_stream_name(int stream, char buffer[24]);
 
 /* Where a wait's failure is said to be. */
 enum op_phase {
@@ -102,8 +101,7 @@ enum op_sig { SIG_HEAD = 0, SIG_TAIL = 1, SIG_CREDIT = 2, SIG_GO = 3, SIG_COUNT 
  * A SIGNAL stores base[resource] + delta; a WAIT is satisfied by >= base[resource] + delta. */
 enum op_which { WORD_A = 0, WORD_B = 1 };
 /*            WORD_A                         WORD_B
- * staging                                   freed: chunks of mine that the owner has added
- * push i     filled: chunks that push stream i of the poster has brought me
+ * staging    filled: chunks pushed to me     freed: chunks of mine that the owner has added
  * inbox      armed: my blocks may be read     landed: I have read all blocks of this wave
  * slot q     free: my landing q may be written     done: my pushes into landing q are complete */
 

@@ -25,7 +25,7 @@ const char *simulate_resource_unit(int resource) { return resource_names[resourc
 /* Behind the streams of the op lists. */
 static uint32_t task_stream(const simulation *s, const simulate_task *t)
 {
-    return schedule_streams(s->local) + (uint32_t)t->stream;
+    return STREAM_RS_PUSH0 + s->local + (uint32_t)t->stream;
 }
 
 /* ---- timers: a heap ordered by time, then by order of making -------------------------------------- */
@@ -560,7 +560,7 @@ static int stuck(const simulation *s)
             return tide_fail(TIDE_ERR_INTERNAL, "simulation: task %u can never start on rank %u", x->call,
                              sim_rank_of(s, i / s->per_rank));
         return tide_fail(TIDE_ERR_INTERNAL, "simulation: operation %u of call %u (%s) can never start on rank %u", x->op,
-                         x->call, op_stream_name((int)(i % s->per_rank), s->local, name), sim_rank_of(s, i / s->per_rank));
+                         x->call, op_stream_name((int)(i % s->per_rank), name), sim_rank_of(s, i / s->per_rank));
     }
     return TIDE_OK;
 }
@@ -649,7 +649,7 @@ static int open_simulation(simulation *s, const simulate_input *in)
     s->local = in->plan->topology.local;
     s->mirror = !in->every_rank;
     s->n_ranks = s->mirror ? 1 : s->nodes * s->local;
-    s->per_rank = schedule_streams(s->local) + SIMULATE_STREAMS;
+    s->per_rank = STREAM_RS_PUSH0 + s->local + SIMULATE_STREAMS;
     s->n_ctx = (uint32_t)in->plan->options.n_ctx;
     s->n_resources = schedule_resources(in->plan);
     rails = s->n_ranks * UINT64_C(2) * s->nodes * s->n_ctx * SIG_COUNT;

@@ -119,11 +119,11 @@ void report_fill(const simulation *s, simulate_result *out)
 static void trace_thread(const simulation *s, uint32_t chain, tide_text *out)
 {
     static const char *const tasks[SIMULATE_STREAMS] = {"compute", "copy in", "ring all-gather", "ring reduce-scatter"};
-    uint32_t stream = chain % s->per_rank, real = schedule_streams(s->local);
+    uint32_t stream = chain % s->per_rank, real = STREAM_RS_PUSH0 + s->local;
     char name[24];
     tide_text_put(out, ",\n{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": %u, \"tid\": %u, \"args\": {\"name\": ",
                   sim_rank_of(s, chain / s->per_rank), stream);
-    tide_text_json_string(out, stream < real ? op_stream_name((int)stream, s->local, name) : tasks[stream - real]);
+    tide_text_json_string(out, stream < real ? op_stream_name((int)stream, name) : tasks[stream - real]);
     tide_text_put(out, "}}");
 }
 

@@ -186,7 +186,7 @@ static const char *malformed(const verifier *v, uint32_t rank, const schedule *s
                      : o->kind == OP_PUT    ? s->n_puts
                                             : s->n_posts;
     uint32_t local = v->in->local;
-    if (o->kind >= OP_KIND_COUNT || o->stream >= schedule_streams(local))
+    if (o->kind >= OP_KIND_COUNT || o->stream >= STREAM_RS_PUSH0 + local)
         return "has an unknown kind or stream";
     if ((o->stream < STREAM_RS_STASH) != (s->kind == SCHEDULE_AG))
         return "is on the other lane's stream";
@@ -650,7 +650,7 @@ static int set_up(verifier *v)
     const verify_input *in = v->in;
     uint32_t n_objects = 0;
     v->n_ranks = in->nodes * in->local;
-    v->chain_in = schedule_streams(in->local);
+    v->chain_in = STREAM_RS_PUSH0 + in->local;
     v->chain_slot = v->chain_in + 1;
     v->per_rank = v->chain_slot + in->n_slots;
     v->n_chains = v->n_ranks * v->per_rank;

@@ -48,7 +48,7 @@ void verify_name(const verifier *v, epoch e, char out[160])
              s->kind == SCHEDULE_AG   ? "all_gather"
              : s->kind == SCHEDULE_RS ? "reduce_scatter"
                                       : "stash",
-             s->group, i->op, kind_names[s->ops[i->op].kind], op_stream_name(s->ops[i->op].stream, v->in->local, stream), put);
+             s->group, i->op, kind_names[s->ops[i->op].kind], op_stream_name(s->ops[i->op].stream, stream), put);
 }
 
 uint64_t verify_identity(const verifier *v, epoch e)

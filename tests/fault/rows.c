@@ -140,7 +140,7 @@ const fault_row fault_rows[] = {
      .when = WHEN_ITEM, .at = 60, .what = WHAT_STOP, .resume_ms = 200},
 
     {DIFFERENT(DIFFER_OPTION), .name = "an option", AT(2, 2), MISMATCH,
-     TEXTS("options.n_stg: auto on ranks 0, 2-3, 3 on rank 1", "")},
+     TEXTS("options.n_stg: 2 on ranks 0, 2-3, 3 on rank 1", "")},
     {DIFFERENT(DIFFER_NODE_SIZE), .name = "node_size", AT(2, 2), MISMATCH,
      TEXTS("node_size: 2 on ranks 0, 2-3, 4 on rank 1", ""), .threads = true},
     {DIFFERENT(DIFFER_EXTENT), .name = "an extent", AT(1, 3), MISMATCH,

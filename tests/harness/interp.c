@@ -121,10 +121,11 @@ static const char *op_text(const interp *t, uint32_t rank, const item *it, char 
 {
     static const char *const kinds[] = {"COPY", "REDUCE", "PUT", "SIGNAL", "WAIT", "RECORD", "JOIN"};
     char name[24];
+    (void)t;
     if (!it->op)
         snprintf(text, 160, "rank %u caller", rank);
     else
-        snprintf(text, 160, "rank %u %s op %u %s (%s, group %u)", rank, op_stream_name(it->op->stream, t->local, name),
+        snprintf(text, 160, "rank %u %s op %u %s (%s, group %u)", rank, op_stream_name(it->op->stream, name),
                  (unsigned)(it->op - it->call->s->ops), kinds[it->op->kind], op_phase_name(it->op->phase),
                  it->call->s->group);
     return text;
@@ -190,7 +191,7 @@ interp *interp_create(const tide_plan *plan, uint64_t seed)
     t->nodes = plan->topology.nodes;
     t->local = plan->topology.local;
     t->n_ranks = t->nodes * t->local;
-    t->n_streams = schedule_streams(t->local) + 1;
+    t->n_streams = STREAM_RS_PUSH0 + t->local + 1;
     t->n_resources = schedule_resources(plan);
     t->random = seed;
     new_instance(t);

@@ -115,7 +115,7 @@ def test_alone():
 
 
 def test_options():
-    assert KNOBS["n_stg"][:3] == (-1, 1, 16)
+    assert KNOBS["n_stg"][:3] == (2, 1, 16)
     assert c.make_options({"n_stg": 3}).n_stg == 3
     for bad in ({"n_stg": 0}, {"nonsense": 1}):
         with pytest.raises(TideError) as error:

@@ -116,7 +116,6 @@ def train_step(meeting, rank, nodes, local, shapes, knobs, seed):
             "chunk": st.integers(16, 80),
             "n_part": st.integers(1, 3),
             "n_stg": st.integers(1, 3),
-            "n_push": st.integers(1, 2),
             "mode": st.integers(0, 1),
             "multicast": st.just(0),
             "head_bytes": st.integers(16, 400),

@@ -185,7 +185,7 @@ static void test_knobs(void **state)
     static const struct {
         const char *name;
         int64_t value;
-    } knobs[] = {{"w_wave", 1}, {"k", 1},           {"n_part", 3}, {"n_stg", 1}, {"n_stg", 4}, {"n_push", 2},
+    } knobs[] = {{"w_wave", 1}, {"k", 1},           {"n_part", 3}, {"n_stg", 1}, {"n_stg", 4},
                  {"chunk", 16}, {"head_bytes", 64}, {"n_ctx", 1},  {"poison", 1}};
     (void)state;
     for (size_t i = 0; i < sizeof knobs / sizeof knobs[0]; i++) {

@@ -416,7 +416,6 @@ static void test_scatter_one_node(void **state)
             j.grad_dtype = dtypes[d];
             j.options.chunk = d == 2 ? 64 : 16;
             j.options.n_stg = 1 + d;
-            j.options.n_push = 1 + (int64_t)(local + (uint32_t)d) % 2;
             j.options.multicast = d & 1;
             assert_int_equal(threads_run(local, rs_rank, &j), 0);
         }

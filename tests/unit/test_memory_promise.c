@@ -154,7 +154,6 @@ static void draw(job *j, uint64_t seed)
     j->options.target = (int64_t)(next(&x) % 2);
     j->options.mode = j->options.multicast && !j->options.target ? 0 : (int64_t)(next(&x) % 2);
     j->options.n_stg = 1 + (int64_t)(next(&x) % 4);
-    j->options.n_push = 1 + (int64_t)(next(&x) % 2);
     j->options.n_part = 1 + (int64_t)(next(&x) % 3);
     j->options.chunk = 16 << next(&x) % 8;
     j->options.ring_slots = 1 + (int64_t)(next(&x) % 3);

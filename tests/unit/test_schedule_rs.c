@@ -308,9 +308,9 @@ static void world_check(world *w)
 {
     world_open(w);
     if (world_run(w) != 0)
-        fail_msg("M=%u L=%u w_wave=%u k=%u n_par=%u n_part=%u n_out=%u n_stg=%d n_push=%d chunk=%d seed %llu: %s",
+        fail_msg("M=%u L=%u w_wave=%u k=%u n_par=%u n_part=%u n_out=%u n_stg=%d chunk=%d seed %llu: %s",
                  w->topology.nodes, w->topology.local, w->plan->rs.w_wave, w->plan->rs.k, w->plan->rs.n_par,
-                 w->plan->rs.n_part, w->plan->rs.n_out, (int)w->plan->options.n_stg, (int)w->plan->options.n_push, (int)w->plan->options.chunk,
+                 w->plan->rs.n_part, w->plan->rs.n_out, (int)w->plan->options.n_stg, (int)w->plan->options.chunk,
                  (unsigned long long)w->seed, interp_error(w->t));
     world_close(w);
 }
@@ -382,7 +382,6 @@ static void random_options(world *w)
     o->n_ctx = 1 + dice(3);
     o->ring_slots = 1 + dice(2);
     o->n_stg = 1 + dice(3);
-    o->n_push = 1 + dice(2);
     o->chunk = chunks[dice(4)];
     o->n_part = 1 + dice(3);
     o->mode = dice(2);
@@ -553,22 +552,13 @@ static bool is_word(const op *o, int kind, int resource, int which)
 {
     return o->kind == kind && o->scope == SCOPE_LOCAL && o->resource == resource && o->which == which;
 }
-/* Streams that push to an owner. */
-static uint32_t n_push(const schedule *s)
-{
-    for (uint32_t i = 0; i < s->n_ops; i++)
-        if (s->ops[i].stream >= STREAM_RS_PUSH0 + s->local)
-            return 2;
-    return 1;
-}
 #define FILTER(name, condition)                             \
     static bool name(const schedule *s, const op *o)        \
     {                                                       \
         (void)s;                                            \
         return condition;                                   \
     }
-FILTER(wait_filled, is_word(o, OP_WAIT, RESOURCE_PUSH0, WORD_A))
-FILTER(wait_filled_b, is_word(o, OP_WAIT, RESOURCE_PUSH0 + 1, WORD_A))
+FILTER(wait_filled, is_word(o, OP_WAIT, RESOURCE_STAGING, WORD_A))
 FILTER(wait_freed, is_word(o, OP_WAIT, RESOURCE_STAGING, WORD_B))
 FILTER(wait_armed, is_word(o, OP_WAIT, RESOURCE_INBOX, WORD_A))
 FILTER(wait_landed, is_word(o, OP_WAIT, RESOURCE_INBOX, WORD_B))
@@ -578,9 +568,8 @@ FILTER(join_spared, is_event(o, OP_JOIN, SCOPE_RESOURCE, EVENT_SPARED))
 FILTER(join_landed, is_event(o, OP_JOIN, SCOPE_RESOURCE, EVENT_LANDED))
 FILTER(join_in, is_event(o, OP_JOIN, SCOPE_EXTERN, EVENT_IN))
 FILTER(record_free, is_event(o, OP_RECORD, SCOPE_EXTERN, EVENT_FREE))
-FILTER(join_pushed, o->kind == OP_JOIN && o->scope == SCOPE_CALL && o->event < n_push(s) * s->local && o->stream == STREAM_RS_SUM)
-FILTER(join_pushed_b, join_pushed(s, o) && o->event >= s->local)
-FILTER(join_stashed, is_event(o, OP_JOIN, SCOPE_CALL, (int)(n_push(s) * s->local)))
+FILTER(join_pushed, o->kind == OP_JOIN && o->scope == SCOPE_CALL && o->event < s->local && o->stream == STREAM_RS_SUM)
+FILTER(join_stashed, is_event(o, OP_JOIN, SCOPE_CALL, (int)s->local))
 FILTER(join_summed, o->kind == OP_JOIN && o->scope == SCOPE_CALL && o->stream == STREAM_RS_NET)
 FILTER(join_on_land, o->kind == OP_JOIN && o->scope == SCOPE_CALL && o->stream == STREAM_RS_LAND)
 FILTER(arrivals, o->kind == OP_WAIT && o->scope == SCOPE_RAIL && o->phase == PHASE_RS_ARRIVE)
@@ -605,20 +594,15 @@ static void remove_ops(schedule *s, op_filter is)
 
 static void missing_guards_are_noticed(void **state)
 {
-    static const struct { const char *name; op_filter is; uint32_t nodes; int mode, n_push; } guards[] = {
-        {"filled", wait_filled, 1, 0, 1}, {"freed", wait_freed, 1, 0, 1}, {"freed's signal", signal_freed, 1, 0, 1},
-        {"in", join_in, 1, 0, 1}, {"pushed", join_pushed, 1, 0, 1}, {"stashed", join_stashed, 1, 1, 1},
-        {"free", record_free, 1, 1, 1}, {"filled", wait_filled, 6, 0, 1}, {"freed", wait_freed, 6, 0, 1},
-        {"armed", wait_armed, 6, 0, 1}, {"landed", wait_landed, 6, 0, 1}, {"sent", join_sent, 6, 0, 1},
-        {"spared", join_spared, 6, 0, 1}, {"in", join_in, 6, 0, 1}, {"landed event", join_landed, 6, 0, 1},
-        {"pushed", join_pushed, 6, 0, 1}, {"summed", join_summed, 6, 0, 1},
-        {"arrived, spared", join_on_land, 6, 0, 1}, {"zeros", zeros, 5, 0, 1}, {"credits", credits, 6, 0, 1},
-        {"arrivals", arrivals, 6, 0, 1}, {"own block", own_block, 6, 0, 1}, {"stashed", join_stashed, 6, 1, 1},
-        {"free", record_free, 6, 1, 1}, {"filled", wait_filled, 1, 0, 2},
-        {"filled, second stream", wait_filled_b, 1, 0, 2}, {"freed", wait_freed, 1, 0, 2},
-        {"freed's signal", signal_freed, 1, 0, 2}, {"in", join_in, 1, 0, 2},
-        {"pushed, second stream", join_pushed_b, 1, 0, 2}, {"stashed", join_stashed, 1, 1, 2},
-        {"filled, second stream", wait_filled_b, 6, 0, 2},
+    static const struct { const char *name; op_filter is; uint32_t nodes; int mode; } guards[] = {
+        {"filled", wait_filled, 1, 0},   {"freed", wait_freed, 1, 0},     {"freed's signal", signal_freed, 1, 0},
+        {"in", join_in, 1, 0},           {"pushed", join_pushed, 1, 0},   {"stashed", join_stashed, 1, 1},
+        {"free", record_free, 1, 1},     {"filled", wait_filled, 6, 0},   {"freed", wait_freed, 6, 0},
+        {"armed", wait_armed, 6, 0},     {"landed", wait_landed, 6, 0},   {"sent", join_sent, 6, 0},
+        {"spared", join_spared, 6, 0},   {"in", join_in, 6, 0},           {"landed event", join_landed, 6, 0},
+        {"pushed", join_pushed, 6, 0},   {"summed", join_summed, 6, 0},   {"arrived, spared", join_on_land, 6, 0},
+        {"zeros", zeros, 5, 0},          {"credits", credits, 6, 0},      {"arrivals", arrivals, 6, 0},
+        {"own block", own_block, 6, 0},  {"stashed", join_stashed, 6, 1}, {"free", record_free, 6, 1},
     };
     static world w;
     (void)state;
@@ -633,7 +617,6 @@ static void missing_guards_are_noticed(void **state)
             w.options.n_out = seed % 2 ? 2 : TIDE_AUTO;
             w.options.mode = 0;
             w.options.chunk = 16;
-            w.options.n_push = guards[i].n_push;
             w.values = NORMAL;
             w.n_groups = 1;
             w.groups[0].n_params = 1;

@@ -195,7 +195,6 @@ static tide_plan *random_plan(bool even)
     o.multicast = uniform() < 0.5;
     o.chunk = 4096 + (int64_t)(40000 * uniform());
     o.n_stg = 1 + (int64_t)(3 * uniform());
-    o.n_push = 1 + (int64_t)(2 * uniform());
     o.head_bytes = 1024 + (int64_t)(100000 * uniform());
     o.n_part = 1 + (int64_t)(2 * uniform());
     o.w_wave = uniform() < 0.5 ? (local > 1 ? local : 3) : 1;

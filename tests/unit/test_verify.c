@@ -567,7 +567,6 @@ static tide_plan *draw_plan(random_plan *r, uint64_t seed)
         KNOB(n_part, 1 + dice(4));
         KNOB(n_out, 2 + dice(6));
         KNOB(n_stg, 1 + dice(3));
-        KNOB(n_push, 1 + dice(2));
         KNOB(chunk, 16 + dice(200));
         KNOB(n_ctx, 1 + dice(5));
         KNOB(ring_slots, 1 + dice(3));
