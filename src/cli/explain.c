@@ -93,7 +93,7 @@ static void explain_solver(const scene *s)
 
     if (nodes == 1) {
         printf("  c_sum %lld: %s\n", (long long)o->c_sum,
-               by(s, "c_sum", "so many CTAs add as fast as the peers' pushes come in through the port"));
+               by(s, "c_sum", "so many CTAs add half as fast again as the peers' pushes come in through the port: a sum also starts and waits"));
         neighbours(s, "c_sum", o->c_sum, 1, 148);
         printf("  k, c_land, w_wave, n_par, n_out: one node has no rail, no waves and no landing\n");
         return;
