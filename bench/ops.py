@@ -169,10 +169,12 @@ def frontier(ranks, shape, repeats, until_s):
         ranks.say(line)
 
 
+# What the plan takes a rail to be is a network an eighth as fast as these: a sum and a landing of few CTAs would do for it.
+NVLINK = {"node_size": 1, "options": {"c_sum": 96, "c_land": 96}}
 RAILS = {
     "M=1 L=2 cuda": {},
-    "M=2 L=1 cuda": {"node_size": 1},
-    "M=2 L=1 nccl": {"node_size": 1, "fabric": "nccl"},
+    "M=2 L=1 cuda": NVLINK,
+    "M=2 L=1 nccl": NVLINK | {"fabric": "nccl"},
 }
 
 

@@ -80,6 +80,22 @@ def ops(document):
         )
 
 
+    rails = {}
+    for r in rows:
+        if r["kind"] == "rail":
+            rails.setdefault((r["collective"], round(r["bytes"] / MIB)), {})[r["side"]] = r["times"]
+    if rails:
+        sides = list(dict.fromkeys(side for its in rails.values() for side in its))
+        table(
+            ["ms (us to enqueue)"] + sides,
+            [
+                [f"{'all-gather' if kind == 'ag' else 'reduce-scatter'}, {s} MiB"]
+                + [f"{median(its[k]['ms']):.3f} ({median(its[k]['host_us']):.0f})" if k in its else "-" for k in sides]
+                for (kind, s), its in rails.items()
+            ],
+        )
+
+
 def overlap(document):
     rows = [r for r in document["rows"] if r.get("kind") == "overlap"]
     victims = list(dict.fromkeys(r["victim"] for r in rows))

@@ -104,7 +104,7 @@ run() {
     rails) part rails sh -c '
         [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
         "$0" bench/ops.py --parts rails --limit 100 --out "$1/rails.json" || code=1
-        "$0" bench/train.py --models llama-3.1-70b,qwen3-30b-a3b,wan2.2-t2v-a14b --variants /node_size=1/node_size=1,fabric=nccl --limit 90 --out "$1/rails-train.json" || code=1
+        "$0" bench/train.py --models llama-3.1-70b,qwen3-30b-a3b,wan2.2-t2v-a14b --variants /node_size=1,c_sum=96,c_land=96/node_size=1,c_sum=96,c_land=96,fabric=nccl --limit 90 --out "$1/rails-train.json" || code=1
         exit ${code:-0}' "$python" "$out" ;;
     rivals) part rivals sh -c '
         [ ! -f "${NCCL_DIR:-.nccl}/env.sh" ] || . "${NCCL_DIR:-.nccl}/env.sh"
