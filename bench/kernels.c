@@ -41,9 +41,10 @@ EXPORT int kernels_sum(void *k, void *stream, uint64_t src, uint64_t apart, uint
     fab_source sources[MAX_SOURCES];
     fab_segment segment = {.dst = {(uintptr_t)dst, -1, 0}, .elems = elems, .rows = 1, .n_sources = n_sources};
     fab_reduce reduce = {.segments = &segment, .sources = sources, .n_segments = 1, .beta = FAB_BETA_ZERO};
+    launch_posts posts = {.done = done};
     if (n_sources > MAX_SOURCES)
         return tide_fail(TIDE_ERR_ARGUMENT, "n_sources: %u, expected at most %d", n_sources, MAX_SOURCES);
     for (uint32_t i = 0; i < n_sources; i++)
         sources[i] = (fab_source){{(uintptr_t)(src + i * apart), -1, 0}, 0, TIDE_BF16, 0};
-    return cuda_launch_reduce(k, stream, &reduce, NULL, 0, 1.0f, ctas, done, NULL, 0, 0);
+    return cuda_launch_reduce(k, stream, &reduce, NULL, 0, 1.0f, ctas, &posts);
 }
