@@ -290,8 +290,8 @@ static void build_one_node(builder *b)
     op_addr own = region(REGION_LANDING, b->bank, b->multicast ? WHO_NODE : (int32_t)b->rank, 0);
     op_addr resident = region(REGION_RESIDENT, 0, (int32_t)b->rank, b->group->resident);
 
+    fence(b, OP_WAIT, STREAM_AG_CALL, PHASE_AG_FREE, WORD_A, OP_CHECK_TAG); /* mostly over before the input is there */
     event(b, OP_JOIN, STREAM_AG_CALL, SCOPE_EXTERN, EVENT_IN, 0);
-    fence(b, OP_WAIT, STREAM_AG_CALL, PHASE_AG_FREE, WORD_A, OP_CHECK_TAG);
     if (own_apart) {
         b->s->n_call_events = N_CALL;
         event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, CALL_GO, 0);

@@ -218,6 +218,13 @@ static uint64_t staging_pitch(const builder *b, const schedule_rect *r)
     return (r->strips ? r->strips : b->chunk) * b->item;
 }
 
+/* Until the owner has added so many chunks of this call; 0: all of the calls before it. */
+static void await_freed(builder *b, uint32_t owner, uint64_t chunks)
+{
+    local_op(b, OP_WAIT, (int)(STREAM_RS_PUSH0 + owner), PHASE_RS_PUSH, RESOURCE_STAGING, WORD_B, chunks);
+    local_post(b, owner);
+}
+
 static void push(builder *b, const piece *c)
 {
     uint32_t contributor = b->local_rank - (b->local_rank > c->owner), n_stg = (uint32_t)b->plan->options.n_stg;
@@ -227,11 +234,8 @@ static void push(builder *b, const piece *c)
     bool any = false;
     schedule_rect rects[SCHEDULE_MAX_RECTS];
 
-    if (c->number == 0 || c->number >= n_stg) { /* the first chunk has waited for all slots */
-        local_op(b, OP_WAIT, stream, PHASE_RS_PUSH, RESOURCE_STAGING, WORD_B,
-                 c->number < n_stg ? 0 : c->number - n_stg + 1);
-        local_post(b, c->owner);
-    }
+    if (c->number >= n_stg || (c->number == 0 && b->nodes > 1)) /* the first chunk has waited for all slots */
+        await_freed(b, c->owner, c->number < n_stg ? 0 : c->number - n_stg + 1);
     for (uint32_t p = schedule_param_at(geo, c->begin); p < geo->n_params && geo->params[p].offset < c->end; p++) {
         uint32_t n = schedule_rects(geo, p, c->first, b->cut.rows, c->begin, c->end, rects);
         for (uint32_t i = 0; i < n; i++) {
@@ -410,6 +414,8 @@ static void begin_reads(builder *b)
     for (uint32_t d = 0; d < b->local; d++) {
         int stream = d ? (int)(STREAM_RS_PUSH0 + (b->local_rank + d) % b->local) : STREAM_RS_SUM;
         int phase = d ? PHASE_RS_PUSH : PHASE_RS_SUM;
+        if (d && b->nodes == 1) /* mostly over before the gradients are there */
+            await_freed(b, (b->local_rank + d) % b->local, 0);
         if (d == 0 || b->mode == 0) /* the output, and gradients that are not in the slot */
             event(b, OP_JOIN, stream, phase, SCOPE_EXTERN, EVENT_IN);
         if (b->mode == 1)
