@@ -95,6 +95,8 @@ static int place_stage(tide_plan *plan)
     uint64_t most = 0, bytes, nodes = plan->topology.nodes;
     for (uint32_t i = 0; i < plan->n_groups && nodes > 1; i++) {
         const plan_group *g = &plan->groups[i];
+        if (g->direct)
+            continue;
         if (!tide_mul(g->geo.shard_bytes, g->stage_cast ? nodes : nodes - 1, &bytes))
             return too_large(REGION_STAGE);
         most = tide_max_u64(most, bytes);

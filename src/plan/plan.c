@@ -155,6 +155,21 @@ static int cut_groups(tide_plan *plan)
     return TIDE_OK;
 }
 
+static void choose_gather(tide_plan *plan, plan_group *g)
+{
+    const tide_options *o = &plan->options;
+    uint64_t puts = 0, most = o->rail_ring ? (uint64_t)o->rail_ring : PLAN_RAIL_RING;
+
+    if (plan->topology.nodes > 1 && plan->topology.local == 1 && !plan_shared_landing(plan)) {
+        for (uint32_t i = 0; i < g->geo.n_params; i++)
+            puts += g->geo.params[i].shard > 0 ? g->geo.params[i].outer : 0;
+        puts *= plan->topology.nodes > 3 ? 2 : 1; /* rounds of one slot do not wrap */
+        g->direct_puts = (uint32_t)tide_min_u64(puts + PLAN_ROUND_EXTRA, UINT32_MAX);
+        g->direct = g->direct_puts <= most;
+    }
+    g->stage_cast = g->geo.input == TIDE_INPUT_ARGUMENT && plan->topology.nodes > 1 && !g->direct;
+}
+
 static uint64_t digest_geometry(uint64_t h, const plan_group *g)
 {
     h = tide_fnv_u64(h, g->geo.n_params);
@@ -224,7 +239,7 @@ int plan_create(const tide_topology *topology, const tide_group_desc *groups, ui
         status = geo_group_init(&plan->groups[i].geo, topology, &groups[i], i);
         if (status != TIDE_OK)
             goto fail;
-        plan->groups[i].stage_cast = groups[i].input == TIDE_INPUT_ARGUMENT && topology->nodes > 1;
+        choose_gather(plan, &plan->groups[i]);
         plan->n_groups = i + 1;
     }
     assign_slots(plan);

@@ -91,6 +91,10 @@ typedef struct plan_ag_round {
     uint32_t distance; /* 2^d: node n sends to n - 2^d and receives from n + 2^d */
     uint32_t count;    /* c_d = min(2^d, M - 2^d) slots */
 } plan_ag_round;
+/* One rank a node may put its landing's bytes to where they belong in the next one's (paper App. F). They lie there parameter by
+ * parameter: a round is a put for each strip of each, two where its slots wrap at M. What a peer's ring of messages holds
+ * decides: knob rail_ring, or NCCL's. */
+enum { PLAN_RAIL_RING = 32, PLAN_ROUND_EXTRA = 3 /* a piece cut between heads and tails, a credit, a go */ };
 /* Rounds for M nodes (paper 3.1); out has room for 11. Returns ceil(log2 M). */
 uint32_t plan_ag_rounds(uint32_t nodes, plan_ag_round out[11]);
 
@@ -100,7 +104,9 @@ typedef struct plan_group {
     geo_group geo;
     uint32_t slot;     /* landing bank */
     uint64_t resident; /* byte offset of the group's shards in REGION_RESIDENT; parameter p at + offset_p * item */
-    bool stage_cast;   /* slot 0 of the stage holds the own shard: input is an argument and M > 1 */
+    bool stage_cast;   /* slot 0 of the stage holds the own shard: input is an argument, M > 1 and not direct */
+    bool direct;       /* L = 1, M > 1: the all-gather goes from landing to landing, without a stage */
+    uint32_t direct_puts; /* to a peer, at most, when it does; 0: the rail has more than one rank a node */
     plan_cut cut;      /* of the full group */
 } plan_group;
 

@@ -11,6 +11,9 @@
  *     go       the target has the last round's heads           before the next round's put (pacing)
  *     arrived  heads and tails of a round                      before they are forwarded or scattered
  *     done     all local ranks' copies into my landing         before READY
+ *
+ * One rank a node (plan_group.direct) has landings instead of stage slots: a round's slots go from one landing to the same
+ * places of the next. Credit then says that the landing is free; there is nothing to scatter.
  */
 #include "schedule/schedule.h"
 
@@ -26,7 +29,7 @@ typedef struct builder {
     schedule *s;
     uint32_t rank, node, local_rank, nodes, local;
     uint16_t bank, resource; /* of the landing slot */
-    bool cast, multicast;
+    bool cast, multicast, direct;
     int status; /* sticky: after a failure nothing is appended */
     op ignored; /* what a caller's stores go to then */
 } builder;
@@ -323,6 +326,37 @@ static void put_piece(builder *b, uint32_t peer, int sig, op_addr src, op_addr d
                                          &dst, bytes);
 }
 
+/* Bytes [begin, end) of a round in the landing: parameter by parameter, strip by strip, the slots of `count` nodes from
+ * `first` on, which lie side by side up to the last node. Puts them to `peer`, or awaits them from there. */
+static void landing_range(builder *b, int kind, uint32_t peer, int sig, uint32_t first, uint32_t count, uint64_t begin,
+                          uint64_t end)
+{
+    const geo_group *geo = b->geo;
+    const uint32_t n_ctx = (uint32_t)b->plan->options.n_ctx;
+    uint64_t at = 0;
+
+    for (uint32_t i = 0; i < geo->n_params; i++) {
+        const geo_param *p = &geo->params[i];
+        uint64_t strip = p->strip * geo->item;
+        for (uint64_t o = 0; o < p->outer && p->shard > 0; o++) {
+            for (uint32_t k = 0, n; k < count; k += n) {
+                uint32_t node = (first + k) % b->nodes;
+                n = (uint32_t)tide_min_u64(count - k, b->nodes - node);
+                uint64_t lo = tide_max_u64(begin, at), hi = tide_min_u64(end, at + n * strip);
+                uint64_t offset = p->landing + (o * b->nodes + node) * strip + (lo - at);
+                at += n * strip;
+                if (lo >= hi)
+                    continue;
+                if (kind == OP_PUT)
+                    put_piece(b, peer, sig, region(REGION_LANDING, b->bank, (int32_t)b->rank, offset),
+                              region(REGION_LANDING, b->bank, (int32_t)peer, offset), hi - lo);
+                else if (b->status == TIDE_OK)
+                    b->status = schedule_await_striped(b->s, (int32_t)peer, (uint16_t)sig, n_ctx, hi - lo);
+            }
+        }
+    }
+}
+
 /* Bytes [begin, end) of a round: the first slots one after the other. Without a cast they lie in two places, so that
  * the sender's puts, and with them the signals that the receiver counts, break at S. */
 static void put_range(builder *b, uint32_t peer, int sig, const plan_ag_round *r, uint64_t begin, uint64_t end)
@@ -330,6 +364,10 @@ static void put_range(builder *b, uint32_t peer, int sig, const plan_ag_round *r
     uint64_t shard = b->geo->shard_bytes, cut = b->cast ? begin : tide_min_u64(tide_max_u64(begin, shard), end);
     op_addr dst = slot_addr(b, r->distance, peer);
 
+    if (b->direct) {
+        landing_range(b, OP_PUT, peer, sig, b->node, r->count, begin, end);
+        return;
+    }
     put_piece(b, peer, sig, moved(slot_addr(b, 0, b->rank), begin), moved(dst, begin), cut - begin);
     if (end > cut) /* `cut` bytes into the stage with a cast, cut - S without */
         put_piece(b, peer, sig,
@@ -337,11 +375,15 @@ static void put_range(builder *b, uint32_t peer, int sig, const plan_ag_round *r
                   moved(dst, cut), end - cut);
 }
 
-static void await_range(builder *b, uint32_t peer, int sig, uint64_t begin, uint64_t end)
+static void await_range(builder *b, uint32_t peer, int sig, const plan_ag_round *r, uint64_t begin, uint64_t end)
 {
     uint64_t cut = b->cast ? begin : tide_min_u64(tide_max_u64(begin, b->geo->shard_bytes), end);
     const uint32_t n_ctx = (uint32_t)b->plan->options.n_ctx;
 
+    if (b->direct) {
+        landing_range(b, OP_WAIT, peer, sig, peer, r->count, begin, end);
+        return;
+    }
     if (b->status == TIDE_OK)
         b->status = schedule_await_striped(b->s, (int32_t)peer, (uint16_t)sig, n_ctx, cut - begin);
     if (b->status == TIDE_OK)
@@ -398,10 +440,11 @@ static void await_tail(builder *b, uint32_t source, const plan_ag_round *r, cons
     cut = tail_cut(b, i, begin, end);
     if (end > begin) {
         rail_op(b, OP_WAIT, PHASE_AG_TAILS);
-        await_range(b, source, SIG_TAIL, begin, cut);
-        await_range(b, source, SIG_TAIL, cut, end);
+        await_range(b, source, SIG_TAIL, r, begin, cut);
+        await_range(b, source, SIG_TAIL, r, cut, end);
     }
-    event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, (int)arrivals[i].event, 0);
+    if (!b->direct)
+        event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, (int)arrivals[i].event, 0);
 }
 
 static void build_round(builder *b, const plan_ag_round *rounds, uint32_t d, bool last, const arrival *arrivals,
@@ -420,7 +463,7 @@ static void build_round(builder *b, const plan_ag_round *rounds, uint32_t d, boo
         rail_op(b, OP_PUT, PHASE_AG_HEADS);
         put_range(b, target, SIG_HEAD, r, 0, head);
         rail_op(b, OP_WAIT, PHASE_AG_HEADS);
-        await_range(b, source, SIG_HEAD, 0, head);
+        await_range(b, source, SIG_HEAD, r, 0, head);
     }
     if (!last) {
         rail_op(b, OP_SIGNAL, PHASE_AG_GO);
@@ -482,6 +525,37 @@ static void build_nodes(builder *b)
     event(b, OP_RECORD, STREAM_AG_DONE, SCOPE_EXTERN, EVENT_READY, 0);
 }
 
+/* One stream has awaited what it forwards and says what may be overwritten: its order is all that is needed. */
+static void build_landing_to_landing(builder *b)
+{
+    enum { CALL_FREE, CALL_ARRIVED, N_CALL };
+    plan_ag_round rounds[11];
+    uint32_t n_rounds = plan_ag_rounds(b->nodes, rounds);
+    op_addr own = region(REGION_LANDING, b->bank, (int32_t)b->rank, 0);
+
+    b->s->n_call_events = N_CALL;
+    event(b, OP_JOIN, STREAM_AG_READY, SCOPE_EXTERN, EVENT_FREE, b->bank);
+    event(b, OP_RECORD, STREAM_AG_READY, SCOPE_CALL, CALL_FREE, 0);
+    event(b, OP_JOIN, STREAM_AG_CALL, SCOPE_CALL, CALL_FREE, 0);
+    rail_op(b, OP_SIGNAL, PHASE_AG_CREDIT);
+    for (uint32_t d = 0; d < n_rounds; d++)
+        rail_post(b, SIG_CREDIT, rail_rank(b, b->node + rounds[d].distance));
+    event(b, OP_JOIN, STREAM_AG_CALL, SCOPE_EXTERN, EVENT_IN, 0);
+    if (b->geo->input == TIDE_INPUT_ARGUMENT) {
+        copy_arguments(b, STREAM_AG_CALL, own, false, 0, b->geo->n_params);
+    } else if (b->geo->elements) {
+        add(b, OP_COPY, STREAM_AG_CALL, PHASE_AG_PUSH);
+        copy_slots(b, region(REGION_RESIDENT, 0, (int32_t)b->rank, b->group->resident), 1, b->rank, own);
+    }
+    for (uint32_t d = 0; d < n_rounds; d++) {
+        const arrival all = {rounds[d].distance, rounds[d].count, 0};
+        build_round(b, rounds, d, d + 1 == n_rounds, &all, 1);
+    }
+    event(b, OP_RECORD, STREAM_AG_CALL, SCOPE_CALL, CALL_ARRIVED, 0);
+    event(b, OP_JOIN, STREAM_AG_DONE, SCOPE_CALL, CALL_ARRIVED, 0);
+    event(b, OP_RECORD, STREAM_AG_DONE, SCOPE_EXTERN, EVENT_READY, 0);
+}
+
 /* A multicast address takes plain copies of rows. A cast's result would be read where it is being written, and many strips
  * would be many rows: such groups go to each landing by itself. */
 static bool multicasts(const builder *b)
@@ -517,6 +591,7 @@ int schedule_build_ag(const tide_plan *plan, uint32_t group, uint32_t rank, sche
     b.bank = (uint16_t)b.group->slot;
     b.resource = (uint16_t)(RESOURCE_SLOT0 + b.group->slot);
     b.cast = b.group->stage_cast;
+    b.direct = b.group->direct;
     b.multicast = multicasts(&b);
     out->kind = SCHEDULE_AG;
     out->rank = rank;
@@ -526,14 +601,18 @@ int schedule_build_ag(const tide_plan *plan, uint32_t group, uint32_t rank, sche
     out->n_args = b.geo->input == TIDE_INPUT_ARGUMENT ? b.geo->n_params : 0;
     out->tag = schedule_tag(plan, SCHEDULE_AG, group, NULL, b.geo->dtype);
 
-    event(&b, OP_JOIN, STREAM_AG_READY, SCOPE_EXTERN, EVENT_FREE, b.bank);
-    fence(&b, OP_SIGNAL, STREAM_AG_READY, PHASE_AG_FREE, WORD_A, 0);
-    if (b.nodes == 1)
-        build_one_node(&b);
-    else
-        build_nodes(&b);
-    if (b.status == TIDE_OK)
-        b.status = schedule_set_step(out, b.resource, 1);
+    if (b.direct) {
+        build_landing_to_landing(&b);
+    } else {
+        event(&b, OP_JOIN, STREAM_AG_READY, SCOPE_EXTERN, EVENT_FREE, b.bank);
+        fence(&b, OP_SIGNAL, STREAM_AG_READY, PHASE_AG_FREE, WORD_A, 0);
+        if (b.nodes == 1)
+            build_one_node(&b);
+        else
+            build_nodes(&b);
+        if (b.status == TIDE_OK)
+            b.status = schedule_set_step(out, b.resource, 1);
+    }
     out->n_read = out->n_ops;
     if (b.status != TIDE_OK)
         schedule_clear(out);

@@ -65,6 +65,11 @@ static void text_group(tide_text *t, const tide_plan *plan, uint32_t index)
     tide_text_put(t, "  packed shard %llu elements, %llu B; landing %llu B; output of a reduce-scatter %llu B\n",
                   (unsigned long long)g->elements, (unsigned long long)g->shard_bytes,
                   (unsigned long long)g->landing_bytes, (unsigned long long)(g->elements * sizeof(float)));
+    if (p->direct)
+        tide_text_put(t, "  all-gather from landing to landing, no stage: at most %u messages a peer\n", p->direct_puts);
+    else if (p->direct_puts)
+        tide_text_put(t, "  all-gather through the stage: from landing to landing a peer would get %u messages, more than its ring "
+                         "holds (rail_ring)\n", p->direct_puts);
     if (reduces(plan, index))
         tide_text_put(
             t, "  output cut: %u sub-slices of %llu elements, passes of %llu, %u chunks of %llu a block of %u rows\n",
@@ -198,6 +203,7 @@ static void json_group(tide_text *t, const tide_plan *plan, uint32_t index)
     put_u64(t, "elements", g->elements);
     put_u64(t, "shard_bytes", g->shard_bytes);
     put_u64(t, "landing_bytes", g->landing_bytes);
+    tide_text_put(t, ", \"landing_to_landing\": %s", p->direct ? "true" : "false");
     put_u64(t, "sub_slice_elements", p->cut.sub);
     put_u64(t, "part_elements", p->cut.part);
     put_u64(t, "chunk_elements", p->cut.chunk);

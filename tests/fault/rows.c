@@ -34,7 +34,7 @@ const fault_row fault_rows[] = {
      TEXTS("message ", "lost or was overtaken")},
     {.kind = "lost put", .name = "all-gather tails", AT(2, 2), AG, LOST, NOW(drop, SIG_TAIL, 2), NETWORK,
      TEXTS("message ", "lost or was overtaken"), .threads = true},
-    {.kind = "lost put", .name = "all-gather tails, the last message", AT(2, 1), AG, LOST, NOW(drop, SIG_TAIL, 6),
+    {.kind = "lost put", .name = "all-gather tails, the last message", AT(2, 1), AG, LOST, NOW(drop, SIG_TAIL, 24),
      .deadline_ms = 400, .limit_ms = 5000,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.4", "for rank ")},
     {.kind = "lost put", .name = "all-gather, 3 nodes", AT(3, 1), AG, LOST, NOW(drop, SIG_HEAD, 3), NETWORK,
@@ -45,7 +45,7 @@ const fault_row fault_rows[] = {
      .deadline_ms = 400, .limit_ms = 5000,
      CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.4", "for rank ")},
     {.kind = "lost put", .name = "one stripe of an all-gather over four contexts", AT(2, 1), AG, .large = true, LOST,
-     NOW(drop, SIG_HEAD, 6), .deadline_ms = 400,
+     NOW(drop, SIG_HEAD, 12), .deadline_ms = 400,
      .limit_ms = 5000, CODES(TIDE_ERR_DEADLINE), TEXTS("waited 0.4", "in all_gather")},
 
     {.kind = "lost signal", .name = "all-gather credit", AT(2, 2), AG, LOST, NOW(drop, SIG_CREDIT, 3), NETWORK,

@@ -331,6 +331,60 @@ static void empty_groups_take_part(void **state)
         }
 }
 
+/* Puts and signals of all ranks to one peer and context, the most that there are. */
+static uint32_t most_messages(const world *w, uint32_t group)
+{
+    uint32_t nodes = w->topology.nodes, most = 0;
+    for (uint32_t rank = 0; rank < nodes; rank++) {
+        const schedule *s = &w->groups[group].schedules[rank];
+        for (uint32_t peer = 0; peer < nodes; peer++)
+            for (uint32_t ctx = 0; ctx < 16; ctx++) {
+                uint32_t n = 0;
+                for (uint32_t i = 0; i < s->n_puts; i++)
+                    n += (uint32_t)s->puts[i].peer == peer && s->puts[i].ctx == ctx;
+                for (uint32_t i = 0; i < s->n_ops; i++)
+                    for (uint32_t k = 0; s->ops[i].kind == OP_SIGNAL && k < s->ops[i].count; k++) {
+                        const op_post *post = &s->posts[s->ops[i].first + k];
+                        n += s->ops[i].scope == SCOPE_RAIL && (uint32_t)post->rank == peer && post->ctx == ctx;
+                    }
+                most = n > most ? n : most;
+            }
+    }
+    return most;
+}
+
+/* One rank a node: no stage where a peer's ring holds a round's puts, the stage where it holds one fewer. */
+static void landing_to_landing_as_far_as_the_ring_holds(void **state)
+{
+    static world w;
+    uint32_t tight = 0;
+    (void)state;
+    for (uint32_t nodes = 2; nodes <= 9; nodes++)
+        for (uint64_t seed = 1; seed <= 6; seed++) {
+            for (int fewer = 0; fewer < 2; fewer++) {
+                random_world(&w, nodes, 1, seed);
+                w.n_groups = 1;
+                w.options.multicast = 0;
+                w.groups[0].desc.n_params = 3;
+                w.groups[0].params[0] = (tide_param){"rows", 2, 0, {nodes * 3 - 1, 5}};
+                w.groups[0].params[1] = (tide_param){"none", 1, 0, {0}};
+                w.groups[0].params[2] = (tide_param){"columns", 2, 1, {2, nodes * 4}}; /* two strips */
+                w.options.rail_ring = 3 * (nodes > 3 ? 2 : 1) + 3 - fewer;
+                world_open(&w);
+                assert_int_equal(w.plan->groups[0].direct, !fewer);
+                assert_int_equal(w.plan->map.region[REGION_STAGE].bytes == 0, !fewer);
+                if (!fewer) {
+                    assert_in_range(most_messages(&w, 0), 1, w.options.rail_ring);
+                    tight += most_messages(&w, 0) == w.options.rail_ring;
+                }
+                if (world_run(&w, 3) != 0)
+                    fail_msg("%s", interp_error(w.t));
+                world_close(&w);
+            }
+        }
+    assert_true(tight > 0);
+}
+
 /* Transfers large enough for several contexts, and a last round that arrives in four groups. */
 static void striped_and_split_transfers(void **state)
 {
@@ -340,6 +394,7 @@ static void striped_and_split_transfers(void **state)
     for (uint64_t seed = 1; seed <= 6; seed++) {
         random_world(&w, seed % 2 ? 32 : 31, 1, seed);
         w.n_groups = 2;
+        w.options.rail_ring = 1; /* through the stage */
         w.options.head_bytes = 16 << seed;
         w.options.n_ctx = 3;
         world_open(&w);
@@ -578,6 +633,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_topology_gathers_every_byte),
         cmocka_unit_test(empty_groups_take_part),
+        cmocka_unit_test(landing_to_landing_as_far_as_the_ring_holds),
         cmocka_unit_test(striped_and_split_transfers),
         cmocka_unit_test(missing_guards_are_noticed),
         cmocka_unit_test(different_order_is_a_tag_mismatch),

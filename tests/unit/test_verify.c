@@ -573,6 +573,7 @@ static tide_plan *draw_plan(random_plan *r, uint64_t seed)
         KNOB(head_bytes, 16 << dice(8));
         KNOB(multicast, dice(2));
         KNOB(target, dice(2));
+        KNOB(rail_ring, 1 + dice(64)); /* which all-gathers of one rank a node go through the stage */
 #undef KNOB
         status = tide_plan_create(&r->topology, r->groups, r->n_groups, &r->options, &plan);
         if (status == TIDE_OK)
